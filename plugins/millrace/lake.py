@@ -1,0 +1,164 @@
+"""The lake: one small interface over a local folder or an S3 bucket.
+
+Paths are relative to the lake's root, with forward slashes. What makes runs safe to repeat and to kill rests on two
+promises of this module: `write` replaces a file atomically (readers see the old bytes or the new ones), and `create` lets
+exactly one of any number of concurrent writers win.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import LocalStore, S3Store
+
+from millrace.errors import ConfigError, NotFoundError
+from millrace.settings import Settings
+
+# Zstandard level 1: about as fast as the default snappy and smaller on text columns.
+PARQUET_OPTIONS: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    path: str
+    size: int
+
+
+class Lake:
+    """A folder or an s3:// URL that holds runs, answers and tables.
+
+    Credentials and endpoints of S3 come from the standard AWS_* variables, never from arguments.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        if "://" in root and not root.startswith("s3://"):
+            raise ConfigError(f"MILLRACE_LAKE is '{root}'; it must be a path or an s3:// URL.")
+        self.is_local = not root.startswith("s3://")
+        if self.is_local:
+            self.root = os.path.abspath(self.root)
+
+    @classmethod
+    def from_env(cls) -> Lake:
+        return cls(Settings.from_env().lake)
+
+    @cached_property
+    def store(self) -> LocalStore | S3Store:
+        if self.is_local:
+            return LocalStore(self.root, mkdir=True)
+        # A plain-http endpoint is a store on this machine or inside the cluster; S3Store refuses it unless told.
+        http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        return S3Store.from_url(self.root, client_options={"allow_http": True} if http else {})
+
+    @cached_property
+    def fs(self) -> pafs.FileSystem:
+        """The lake as a pyarrow file system rooted at the lake."""
+        if self.is_local:
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            return pafs.SubTreeFileSystem(self.root, pafs.LocalFileSystem())
+        endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        options: dict[str, Any] = {"endpoint_override": endpoint} if endpoint else {}
+        return pafs.SubTreeFileSystem(self.root.removeprefix("s3://"), pafs.S3FileSystem(**options))
+
+    def uri(self, path: str) -> str:
+        """The absolute path or URL of a file, as people and deltalake write it."""
+        return f"{self.root}/{path}" if path else self.root
+
+    def spark_uri(self, path: str) -> str:
+        """The same in Spark's form: `file:///...` or `s3a://...`."""
+        return f"file://{self.uri(path)}" if self.is_local else "s3a://" + self.uri(path).removeprefix("s3://")
+
+    def relative(self, uri: str) -> str:
+        """The path inside the lake of an absolute path or URL. ConfigError when it lies elsewhere."""
+        plain = re.sub(r"^(file:(//)?|s3a://)", lambda m: "s3://" if m[0] == "s3a://" else "", uri)
+        if self.is_local and not plain.startswith("s3://"):
+            plain = os.path.abspath(plain)
+        if not plain.startswith(self.root + "/"):
+            raise ConfigError(f"'{uri}' does not lie in the lake '{self.root}' (MILLRACE_LAKE).")
+        return plain[len(self.root) + 1 :]
+
+    def read(self, path: str) -> bytes:
+        try:
+            return bytes(obstore.get(self.store, path).bytes())
+        except FileNotFoundError as error:
+            raise NotFoundError(f"'{path}' does not exist in the lake '{self.root}'.") from error
+
+    def read_or_none(self, path: str) -> bytes | None:
+        try:
+            return bytes(obstore.get(self.store, path).bytes())
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write or replace a whole file atomically."""
+        obstore.put(self.store, path, data, mode="overwrite")
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file unless it exists. True for the one writer that created it."""
+        try:
+            obstore.put(self.store, path, data, mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def size(self, path: str) -> int | None:
+        """Size in bytes, or None when the file does not exist."""
+        try:
+            return int(obstore.head(self.store, path)["size"])
+        except FileNotFoundError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        return self.size(path) is not None
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """Every file below a folder, sorted by path."""
+        found = [
+            FileInfo(meta["path"], int(meta["size"])) for batch in obstore.list(self.store, prefix) for meta in batch
+        ]
+        yield from sorted(found, key=lambda file: file.path)
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly below a folder."""
+        prefixes = obstore.list_with_delimiter(self.store, prefix)["common_prefixes"]
+        return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in prefixes)
+
+    def delete(self, paths: list[str]) -> None:
+        if paths:
+            obstore.delete(self.store, paths)
+
+    def parquet(self, path: str) -> pq.ParquetFile:
+        """Open one Parquet file for streaming; never reads it whole."""
+        return pq.ParquetFile(path, filesystem=self.fs, memory_map=False)
+
+    def write_parquet(self, path: str, table: pa.Table) -> int:
+        """Write a small table atomically; returns its size in bytes."""
+        sink = io.BytesIO()
+        pq.write_table(table, sink, **PARQUET_OPTIONS)
+        data = sink.getvalue()
+        self.write(path, data)
+        return len(data)
+
+    @contextmanager
+    def parquet_writer(self, path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+        """Stream row groups into one file. The file counts only once a record names it with its size.
+
+        The path must lie below an attempt's own prefix: a killed writer leaves a torn file behind.
+        """
+        if self.is_local:
+            Path(self.uri(path)).parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(path, schema, filesystem=self.fs, **PARQUET_OPTIONS) as writer:
+            yield writer

@@ -1,0 +1,208 @@
+"""The small JSON records that steps leave behind and trust: manifest, completion, outcome, joined counts, approvals.
+
+Each is frozen, refuses unknown keys, and is written last by the step that makes it: a step's output counts because a record names its
+files with their sizes, never because a task was green.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millrace.errors import IncompleteError
+from millrace.lake import Lake
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def dump(self) -> bytes:
+        return self.model_dump_json(indent=1).encode()
+
+    @classmethod
+    def load(cls, lake: Lake, path: str) -> Self:
+        """Read a record. Raises NotFoundError when it does not exist, pydantic's ValidationError when it is not one."""
+        return cls.model_validate_json(lake.read(path))
+
+    @classmethod
+    def load_or_none(cls, lake: Lake, path: str) -> Self | None:
+        data = lake.read_or_none(path)
+        return None if data is None else cls.model_validate_json(data)
+
+
+class FileRef(Record):
+    """A file that a record vouches for. `path` is relative to the lake."""
+
+    path: str
+    size: int  # bytes
+    rows: int
+
+    def check(self, lake: Lake) -> None:
+        """Raise IncompleteError unless the file exists with its size."""
+        found = lake.size(self.path)
+        if found != self.size:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise IncompleteError(
+                f"'{self.path}' {state}, its record says {self.size} bytes. Clear the step that wrote it."
+            )
+
+
+class ShardEntry(Record):
+    """One shard of a manifest: the requests one pod answers, all for one model."""
+
+    shard_id: str
+    model: str
+    fingerprint: str
+    requests: int
+    est_tokens: int
+    bytes: int
+    files: list[FileRef]
+
+
+class Manifest(Record):
+    """What extract decided: created once per plan, by the winning attempt."""
+
+    plan_id: str
+    attempt: str
+    rows: int  # source rows of the partition (after sampling)
+    requests: int  # distinct requests: reused + to be asked
+    reused: int  # distinct requests answered before
+    skipped_rows: dict[str, int]  # skip reason -> rows
+    reused_rows: int  # rows whose request was answered before
+    infer_rows: int  # rows whose request is in a shard
+    changed: dict[str, int]  # what cleaning did -> rows: truncated, unwrapped, control_chars, ...
+    row_files: list[FileRef]
+    reused_files: list[FileRef]
+    shards: list[ShardEntry]
+    seconds: float
+
+
+class Tokens(Record):
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+
+class Phases(Record):
+    """Where a runner's wall time went, in seconds; `full` is the time the engine had as many requests as it takes."""
+
+    load: float = 0
+    start: float = 0
+    full: float = 0
+    tail: float = 0
+    total: float = 0
+
+
+class Completion(Record):
+    """`complete.json` of a shard: created once, by the attempt that won."""
+
+    plan_id: str
+    shard_id: str
+    attempt: str
+    requests: int
+    statuses: dict[str, int]  # status -> requests; sums to `requests`
+    reasons: dict[str, int]  # reason -> requests, for those not ok
+    answers: FileRef
+    resumed: int  # requests whose answers came from an earlier attempt's parts
+    tokens: Tokens
+    phases: Phases
+    engine: dict[str, str]  # engine, version, device, settings worth knowing
+    finished_at: datetime = Field(default_factory=utc_now)
+
+
+class Outcome(Record):
+    """`outcome.json` of an attempt: how it ended. An attempt without one was reclaimed."""
+
+    plan_id: str
+    shard_id: str
+    attempt: str
+    exit_code: int
+    message: str
+    answered: int
+    reasons: dict[str, int]
+    started_at: datetime
+    ended_at: datetime = Field(default_factory=utc_now)
+
+
+class Stop(Record):
+    """`stop.json`: tells every runner of the run to end resumably."""
+
+    reason: str
+    by: str
+    at: datetime = Field(default_factory=utc_now)
+
+
+class Approval(Record):
+    """A budget decision stored with the plan."""
+
+    approved: bool
+    by: str
+    reason: str
+    estimate: dict[str, float]
+    at: datetime = Field(default_factory=utc_now)
+
+
+class Override(Record):
+    """A person's recorded decision to publish above the unknown-rate limit."""
+
+    by: str
+    reason: str
+    unknown_rate: float
+    at: datetime = Field(default_factory=utc_now)
+
+
+class CheckResult(Record):
+    """One expectation's verdict: counts and the ids of a few keys, never texts."""
+
+    name: str
+    column: str | None
+    severity: str  # "block" or "warn"
+    outcome: str  # "met", "unmet" or "errored"
+    observed: str | None
+    why: str
+
+
+class SuiteResult(Record):
+    """What a Great Expectations suite said. `passed` only if every check asked was answered and no blocking one failed."""
+
+    suite: str
+    rows: int
+    asked: int
+    results: list[CheckResult]
+    seconds: float
+    at: datetime = Field(default_factory=utc_now)
+
+    @property
+    def blocking(self) -> list[CheckResult]:
+        """Blocking checks that were unmet, and any check that errored."""
+        return [r for r in self.results if r.outcome == "errored" or (r.outcome == "unmet" and r.severity == "block")]
+
+    @property
+    def passed(self) -> bool:
+        return self.asked == len(self.results) and not self.blocking
+
+
+class Joined(Record):
+    """`joined.json`: the counts of join_back's output and the files that publish commits."""
+
+    plan_id: str
+    attempt: str
+    rows: int
+    statuses: dict[str, int]  # status -> rows
+    reasons: dict[str, int]  # reason -> rows, for those not ok
+    by_model: dict[str, dict[str, int]]  # "model@prompt_version" -> status -> rows
+    reused: int
+    inferred: int
+    skipped: int
+    labels: dict[str, dict[str, int]]  # label field -> label -> rows
+    repaired: int
+    files: list[FileRef]
+    suite: SuiteResult
+    seconds: float
+    finished_at: datetime = Field(default_factory=utc_now)
