@@ -206,3 +206,63 @@ class Joined(Record):
     suite: SuiteResult
     seconds: float
     finished_at: datetime = Field(default_factory=utc_now)
+
+
+class Gate(Record):
+    """One thing validate judged: what it is, what was found, what is allowed."""
+
+    name: str
+    passed: bool
+    found: str
+    limit: str
+    detail: str = ""  # where the number comes from, or how a failed gate was overridden
+
+
+class Audit(Record):
+    """`audit.json`: the record of a run. Rows are judged by `gates`; everything else is what a report needs, so that it can be rebuilt.
+
+    For a run that stopped early the same record is collected without being stored: what is not known yet is zero, empty or None.
+    """
+
+    plan_id: str
+    run: str  # relative path of the run
+    enrichment: str
+    partition: str
+    attempt: str | None  # of the join_back output that was judged; publish commits exactly that one
+    passed: bool
+    gates: list[Gate]
+    override: Override | None
+
+    rows: int
+    statuses: dict[str, int]  # status -> rows
+    reasons: dict[str, int]  # reason -> rows
+    not_applicable: int  # skipped rows that need no answer
+    not_askable: int  # skipped rows that count as unknown
+    unknown_rate: float
+    not_applicable_rate: float
+    by_model: dict[str, dict[str, int]]  # "model@prompt_version" -> status -> rows
+    reused: int  # rows
+    inferred: int  # rows
+    skipped: int  # rows
+    repaired: int  # rows
+    labels: dict[str, dict[str, int]]  # label field -> label -> rows
+    changed: dict[str, int]  # what cleaning did -> rows
+
+    requests: int
+    requests_reused: int
+    requests_answered: int  # by this plan's shards
+    requests_resumed: int  # of those, taken over from an earlier attempt's parts
+    shards: int
+    shards_complete: int
+    tokens: Tokens
+    phases: Phases  # summed over shards
+    cost: float | None  # in the currency of the models' prices; None where a model has none
+    engine: dict[str, str]
+    seconds: dict[str, float]  # step -> seconds, as the steps' own records say
+
+    source_check: SuiteResult | None
+    enriched_check: SuiteResult | None
+    versions: dict[str, str]  # prompt, models and their digests, fingerprints, packages
+    target: str
+    files: list[FileRef]
+    at: datetime = Field(default_factory=utc_now)

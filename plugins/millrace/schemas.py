@@ -14,6 +14,7 @@ Timestamps are UTC microseconds; keys, labels and partition values are strings.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -134,6 +135,36 @@ def spark_type(dtype: pa.DataType) -> str:
     if pa.types.is_struct(dtype):
         return f"STRUCT<{', '.join(f'`{f.name}`: {spark_type(f.type)}' for f in dtype)}>"
     raise TypeError(f"column type {dtype} is not supported; cast it in the source or leave it out of `keep`")
+
+
+def _split_fields(text: str) -> list[tuple[str, str]]:
+    """`a: int32, b: list<item: string>` as (name, type) pairs; commas inside brackets do not split."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text + ","):
+        depth += (char in "<([") - (char in ">)]")
+        if char == "," and depth == 0:
+            name, _, dtype = text[start:index].strip().partition(": ")
+            parts.append((name, dtype.removesuffix(" not null")))
+            start = index + 1
+    return parts
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """The Arrow type that prints as `name`, as in a plan's source columns. Raises ValueError for a name it does not know.
+
+    >>> arrow_type("timestamp[us, tz=UTC]"), arrow_type("list<element: decimal128(10, 2)>")
+    (TimestampType(timestamp[us, tz=UTC]), ListType(list<element: decimal128(10, 2)>))
+    """
+    if match := re.fullmatch(r"timestamp\[(s|ms|us|ns), tz=(.+)\]", name):
+        return pa.timestamp(match[1], tz=match[2])
+    if match := re.fullmatch(r"decimal128\((\d+), (\d+)\)", name):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"(large_)?list<(.+)>", name):
+        [(item, dtype)] = _split_fields(match[2])
+        return (pa.large_list if match[1] else pa.list_)(pa.field(item, arrow_type(dtype)))
+    if match := re.fullmatch(r"struct<(.+)>", name):
+        return pa.struct([pa.field(field, arrow_type(dtype)) for field, dtype in _split_fields(match[1])])
+    return pa.type_for_alias(name)
 
 
 def spark_ddl(schema: pa.Schema) -> str:
