@@ -1,0 +1,44 @@
+# `make` alone prints the targets and what they do.
+PYTHON ?= python3
+ROWS ?= 300
+
+# What set-up found on this machine (JAVA_HOME); read when a target runs, since set-up may just have written it.
+WITH_ENV = set -a; . ./.millrace/env; set +a;
+COMPILE = .venv/bin/uv pip compile -q $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-annotate --custom-compile-command "make lock"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types up down lock clean
+
+help:  ## Print this menu
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## Make both environments, find or get Java, add the demo model; quick when nothing changed
+	@$(PYTHON) scripts/setup.py
+
+demo: setup  ## Run the whole graph on real review sentences (ROWS=300, or ROWS=all)
+	@$(WITH_ENV) .venv/bin/millrace demo --rows $(ROWS)
+
+test: setup  ## Lint, types, unit, runner, Spark, DAG and end-to-end tests (TIERS="unit dags" for some)
+	@.venv/bin/python scripts/run_tests.py $(TIERS)
+
+lint: setup  ## Check the style of all code
+	@.venv/bin/python scripts/run_tests.py lint
+
+types: setup  ## Check the types of all code
+	@.venv/bin/python scripts/run_tests.py types
+
+up: setup  ## Start Airflow and its UI on this machine, for triggering, backfilling and clearing by hand
+	@$(WITH_ENV) .venv/bin/millrace up
+
+down:  ## Stop what `make up` started
+	@.venv/bin/millrace down
+
+lock: setup  ## Pin requirements/*.in again (UPGRADE=--upgrade for newer versions)
+	@$(COMPILE) requirements/installer.in -o requirements/installer.lock.txt
+	@$(COMPILE) requirements/orchestrator.in -o requirements/orchestrator.lock.txt
+	@$(COMPILE) --overrides requirements/inference.overrides.in requirements/inference.in \
+		-o requirements/inference.lock.txt
+
+clean:  ## Remove the environments, the JDK and the demo model; runs, tables and the database stay
+	@$(PYTHON) scripts/setup.py clean
