@@ -145,7 +145,7 @@ class Enrichment(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Enrichment:
         schema = self.schema
-        columns = [self.source.key, *self.source.keep, *schema.field_names]
+        columns = [self.source.key, *self.source.keep, *schema.names]
         doubled = sorted({c for c in columns if columns.count(c) > 1})
         if doubled:
             raise ValueError(
