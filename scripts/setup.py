@@ -128,7 +128,7 @@ def run(command: Sequence[str | Path]) -> bool:
 
 def must(command: Sequence[str | Path], advice: str) -> None:
     """Run a tool; when it fails, raise with the end of what it said and the advice."""
-    start = LOG.stat().st_size if LOG.exists() else 0
+    start = LOG.stat().st_size
     if not run(command):
         with LOG.open("rb") as log:
             log.seek(start)
@@ -359,14 +359,14 @@ def setup() -> int:
     """Run the steps in order. Returns the exit code."""
     LOG.write_bytes(b"")
     for number, (name, step) in enumerate(STEPS, 1):
-        print(f"[{number}/{len(STEPS)}] {name} ", end="", flush=True)
+        print(f"[{number}/{len(STEPS)}] {name} ...", end="", flush=True)
         began = time.monotonic()
         try:
             note = step()
         except SetupError as error:
-            print(f"failed\n\n{error}\n\nFailed at step {number}, {name}. Everything is in {LOG.relative_to(ROOT)}.")
+            print(f" failed\n\n{error}\n\nFailed at step {number}, {name}. Everything is in {LOG.relative_to(ROOT)}.")
             return 1
-        print(note or f"{time.monotonic() - began:.0f} s", flush=True)
+        print(f" {note}" if note else f" {time.monotonic() - began:.0f} s", flush=True)
     return 0
 
 
