@@ -130,6 +130,25 @@ class Outcome(Record):
     ended_at: datetime = Field(default_factory=utc_now)
 
 
+class Verdict(Record):
+    """What preflight saw on the golden prompts; stands while fingerprint and key (image or endpoint, golden set, device) do."""
+
+    fingerprint: str
+    key: str
+    model: str
+    passed: bool
+    golden_rows: int
+    usable_rate: float
+    accuracy: float | None  # share of golden labels that were right; None when none is given
+    labelled: int
+    reasons: dict[str, int]
+    latency_ms: dict[str, int]  # p50, p90, p99
+    tokens_per_s: float  # prompt and answer tokens
+    rows_per_s: float
+    engine: dict[str, str]
+    at: datetime = Field(default_factory=utc_now)
+
+
 class Stop(Record):
     """`stop.json`: tells every runner of the run to end resumably."""
 

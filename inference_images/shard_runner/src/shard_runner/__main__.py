@@ -1,0 +1,3 @@
+from shard_runner.cli import main
+
+main()

@@ -1,0 +1,188 @@
+"""vLLM in this process's care: requests enter its queue as others leave, with the answer's grammar enforced while it writes.
+
+What is set, and why (a model's `settings` override any of it, by vLLM's own names; `kv_cache_gib` is ours, for CPUs):
+
+| setting | CPU | GPU |
+| --- | --- | --- |
+| block_size | 32: the smallest the CPU backend takes; its default of 128 caches no shared prefix shorter than that | vLLM's |
+| enforce_eager | on: compiling takes longer than the shards it would speed up | off |
+| max_num_seqs | 64: more gave nothing on 2 cores (docs/performance.md) | vLLM's |
+| kv_cache_gib | 1 | all that vLLM finds |
+| enable_prefix_caching | on | on |
+| max_model_len | the plan's context_tokens, never the model's maximum | same |
+| structured outputs | xgrammar, no free whitespace: a model may otherwise write newlines until its tokens end | same |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import Any
+
+from millrace.errors import ConfigError, UnavailableError
+from shard_runner.chat import ChatTokenizer
+from shard_runner.confidence import label_confidence
+from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply
+
+log = logging.getLogger("shard_runner")
+
+CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "enforce_eager": True, "max_num_seqs": 64}
+KV_CACHE_GIB = 1
+
+
+def _environment(kv_cache_gib: int) -> None:
+    """What vLLM reads from the environment, set before it is imported; what the deployment has set stands."""
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",  # models come from the store, never from a hub
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are a dozen lines at every start; this log is read at four in the morning
+        "TOKENIZERS_PARALLELISM": "false",  # its threads would compete with the engine's on a small machine
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
+    """Arguments of vLLM's EngineArgs for a model: device defaults, then the plan, then the model's own settings."""
+    settings = {key: value for key, value in spec.model.settings.items() if key != "kv_cache_gib"}
+    return {
+        **(CPU_DEFAULTS if is_cpu else {}),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **settings,
+        "model": str(spec.folder),
+        "dtype": spec.model.dtype,
+        "quantization": spec.model.quantization,
+        "max_model_len": spec.model.context_tokens,
+        "seed": spec.sampling.seed,
+    }
+
+
+class VllmEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        _environment(int(spec.model.settings.get("kv_cache_gib", KV_CACHE_GIB)))
+        import vllm
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.inputs.engine import tokens_input
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._died, self._tokens_input = EngineDeadError, tokens_input
+        self._spec = spec
+        if spec.folder is None:
+            raise ConfigError(f"model '{spec.model.name}' has no folder; engine vllm loads it from the store.")
+        self.tokenizer = ChatTokenizer(spec.folder)
+        arguments = engine_arguments(spec, current_platform.is_cpu())
+        try:
+            config = EngineArgs(**arguments).create_engine_config()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"model '{spec.model.name}': vLLM {vllm.__version__} does not accept its settings: {str(error)[:500]}"
+            ) from error
+        try:
+            self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        except Exception as error:  # memory, device or driver: its own process has logged the cause
+            raise UnavailableError(
+                f"vLLM could not start model '{spec.model.name}' ({type(error).__name__}: {str(error)[:300]}). "
+                "Look at the log above; where memory was short, lower kv_cache_gib, gpu_memory_utilization or context_tokens."
+            ) from error
+        self.slots = int(config.scheduler_config.max_num_seqs)
+        # As many again wait in the engine's own queue, so that it never waits for this process.
+        self.capacity = 2 * self.slots
+        self._params = _params(spec)
+        self._since: dict[str, float] = {}
+        self._facts = {
+            "engine": "vllm",
+            "version": vllm.__version__,
+            "device": current_platform.get_device_name(),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "context_tokens": str(config.model_config.max_model_len),
+            "block_size": str(config.cache_config.block_size),
+            "prefix_caching": str(config.cache_config.enable_prefix_caching).lower(),
+            "max_num_seqs": str(self.slots),
+            "max_num_batched_tokens": str(config.scheduler_config.max_num_batched_tokens),
+            "enforce_eager": str(config.model_config.enforce_eager).lower(),
+        }
+        if current_platform.is_cpu():
+            self._facts["kv_cache_gib"] = os.environ["VLLM_CPU_KVCACHE_SPACE"]
+
+    def describe(self) -> dict[str, str]:
+        return dict(self._facts)
+
+    def submit(self, ask: Ask) -> None:
+        params = self._params.clone()
+        params.max_tokens = ask.max_tokens
+        try:
+            self._engine.add_request(ask.request_id, self._tokens_input(ask.prompt_token_ids), params)
+        except self._died as error:
+            raise EngineDead("its process ended") from error
+        self._since[ask.request_id] = time.monotonic()
+
+    def poll(self, timeout_s: float) -> list[Reply]:
+        if not self._engine.has_unfinished_requests():
+            return []
+        try:
+            outputs = self._engine.step()
+        except self._died as error:
+            raise EngineDead("its process ended") from error
+        return [self._reply(output) for output in outputs if output.finished]
+
+    def _reply(self, output: Any) -> Reply:
+        completion = output.outputs[0]
+        confidence = None
+        if self._spec.want_confidence and completion.logprobs:
+            pieces = [
+                (step[token].decoded_token or "", math.exp(step[token].logprob))
+                for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
+            ]
+            confidence = label_confidence(completion.text, pieces, self._spec.schema, self._spec.form)
+        since = self._since.pop(output.request_id, None)
+        return Reply(
+            request_id=output.request_id,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            cached_tokens=output.num_cached_tokens,
+            completion_tokens=len(completion.token_ids),
+            latency_ms=None if since is None else int((time.monotonic() - since) * 1000),
+            confidence=confidence,
+        )
+
+    def abort(self) -> None:
+        self._engine.abort_request(list(self._since))
+        self._since.clear()
+
+    def close(self) -> None:
+        engine, self._engine = getattr(self, "_engine", None), None
+        if engine is not None:
+            # Nothing in it is worth waiting for: what is finished is saved, and its worker does not end on SIGTERM.
+            engine.engine_core.shutdown(timeout=1.0)
+
+
+def _params(spec: EngineSpec) -> Any:
+    """Sampling and grammar, the same for every request of a shard."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    if spec.form == "compact":
+        structured = StructuredOutputsParams(choice=spec.schema.compact_choices())
+    else:
+        structured = StructuredOutputsParams(json=spec.schema.json_schema())
+    sampling = spec.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed if sampling.temperature > 0 else None,
+        max_tokens=spec.max_tokens,
+        logprobs=0 if spec.want_confidence else None,
+        structured_outputs=structured,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def open_engine(spec: EngineSpec) -> VllmEngine:
+    return VllmEngine(spec)
