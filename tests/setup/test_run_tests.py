@@ -15,6 +15,7 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".venv").symlink_to(Path(__file__).resolve().parents[2] / ".venv")
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # Airflow's and kmock's plugins take 4 s to load
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run_tests, "TIERS", {"unit": (".venv", ("tests/unit",))})
