@@ -107,7 +107,8 @@ def _type_changes(existing: pa.Schema, wanted: pa.Schema) -> list[str]:
         f"column '{field.name}' is {spark_type(existing.field(field.name).type)} in the table and would become "
         f"{spark_type(field.type)}"
         for field in wanted
-        if field.name in existing.names and spark_type(_stored(existing.field(field.name).type)) != spark_type(field.type)
+        if field.name in existing.names
+        and spark_type(_stored(existing.field(field.name).type)) != spark_type(field.type)
     ]
 
 
@@ -119,7 +120,9 @@ def check_target(lake: Lake, plan: Plan) -> None:
     """
     target = plan.enrichment.target.path
     if "://" in target:
-        raise ConfigError(f"{plan.decision.enrichment}: target.path: '{target}' is a URL; the target is a folder below the lake.")
+        raise ConfigError(
+            f"{plan.decision.enrichment}: target.path: '{target}' is a URL; the target is a folder below the lake."
+        )
     table = open_table(lake, target)
     if table is not None:
         _check_table(table, plan)
@@ -171,7 +174,8 @@ def _create_table(lake: Lake, plan: Plan) -> None:
 
 def _files(table: DeltaTable, partition: str) -> list[dict[str, Any]]:
     """path (below the table), size_bytes and num_records of a date's files in one version of the table."""
-    actions = pa.table(table.get_add_actions(flatten=True))
+    # Through a stream: `pa.table` would import pandas, which costs a process longer than the publish itself.
+    actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     column = f"partition.{PARTITION}"
     if column not in actions.column_names:
         return []
@@ -184,7 +188,9 @@ def _plan_of(file: dict[str, Any]) -> str:
     return file["path"].split("/")[1].rsplit("-", 1)[0]
 
 
-def versions(lake: Lake, target: str, partition: str | None = None, table: DeltaTable | None = None) -> list[PublishedVersion]:
+def versions(
+    lake: Lake, target: str, partition: str | None = None, table: DeltaTable | None = None
+) -> list[PublishedVersion]:
     """Every commit of a date (or of all dates) that the table's history still has, newest first."""
     table = table or open_table(lake, target)
     if table is None:
@@ -228,7 +234,13 @@ def _live(lake: Lake, table: DeltaTable, target: str, partition: str) -> dict[st
     rows = sum(file["num_records"] or 0 for file in files)
     for found in versions(lake, target, partition, table):
         if found.plan_id == plan_id:
-            return {"plan_id": plan_id, "run": found.run, "sample": found.sample, "version": found.version, "rows": rows}
+            return {
+                "plan_id": plan_id,
+                "run": found.run,
+                "sample": found.sample,
+                "version": found.version,
+                "rows": rows,
+            }
     enrichment = table.metadata().configuration.get(_ENRICHMENT, target.rsplit("/", 1)[-1])
     paths = RunPaths(enrichment, partition, plan_id)
     plan = Plan.load_or_none(lake, paths.plan)
@@ -283,7 +295,9 @@ def publish(lake: Lake, run: str, number: int) -> dict[str, Any]:
         existing = _check_table(table, plan)
         schema = pa.schema([*existing, *(field for field in with_columns if field.name not in existing.names)])
         actions = [_add(file.path.removeprefix(f"{target}/"), file.size, file.rows, paths.partition) for file in files]
-        version = _commit(table, actions, schema, paths.partition, metadata, Transaction(_application(paths.partition), number))
+        version = _commit(
+            table, actions, schema, paths.partition, metadata, Transaction(_application(paths.partition), number)
+        )
         if version is not None:
             return {"version": version, "rows": joined.rows, "already_live": False}
         _pause(round_)
@@ -299,10 +313,14 @@ def _passed(lake: Lake, paths: RunPaths) -> tuple[Joined, Audit]:
         raise IncompleteError(f"{paths.root} has no joined.json: its rows are not joined. Clear `join_back`.")
     audit = Audit.load_or_none(lake, paths.audit)
     if audit is None or audit.attempt != joined.attempt:
-        raise IncompleteError(f"{paths.root}: validate has not judged this output (attempt {joined.attempt}). Clear `validate`.")
+        raise IncompleteError(
+            f"{paths.root}: validate has not judged this output (attempt {joined.attempt}). Clear `validate`."
+        )
     if not audit.passed:
         failed = ", ".join(gate.name for gate in audit.gates if not gate.passed)
-        raise RefusedError(f"{paths.root}: validate refused this output ({failed}); see its report. Nothing was published.")
+        raise RefusedError(
+            f"{paths.root}: validate refused this output ({failed}); see its report. Nothing was published."
+        )
     return joined, audit
 
 
@@ -331,7 +349,9 @@ def _check_files(lake: Lake, files: list[FileRef], expected: pa.Schema) -> list[
             if footer.metadata.num_rows != file.rows:
                 problems.append(f"it has {footer.metadata.num_rows} rows, its record says {file.rows}")
         if problems:
-            raise IncompleteError(f"'{file.path}' is not what join_back recorded: {'; '.join(problems)}. Clear `join_back`.")
+            raise IncompleteError(
+                f"'{file.path}' is not what join_back recorded: {'; '.join(problems)}. Clear `join_back`."
+            )
     return list(expected)
 
 

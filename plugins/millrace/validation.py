@@ -49,10 +49,18 @@ def validate(lake: Lake, run: str) -> Audit:
 def refusal(audit: Audit) -> str:
     """Why validate said no, in a few lines: the gates with their numbers, the main reasons, the next step."""
     lines = [f"{audit.run} must not be published; what is live stays live."]
-    lines += [f"- {gate.name}: {gate.found}, limit {gate.limit}. {gate.detail}".rstrip() for gate in audit.gates if not gate.passed]
+    lines += [
+        f"- {gate.name}: {gate.found}, limit {gate.limit}. {gate.detail}".rstrip()
+        for gate in audit.gates
+        if not gate.passed
+    ]
     unusable = unusable_reasons(audit)
     if unusable:
-        lines.append("Rows without a usable answer: " + ", ".join(f"{reason} {count:,}" for reason, count in unusable.items()) + ".")
+        lines.append(
+            "Rows without a usable answer: "
+            + ", ".join(f"{reason} {count:,}" for reason, count in unusable.items())
+            + "."
+        )
     lines.append(next_step(audit))
     return "\n".join(lines)
 
@@ -80,7 +88,9 @@ def next_step(audit: Audit) -> str:
             "clear `plan`."
         )
     if "enriched suite" in failed:
-        steps.append(f"Open expectations/{audit.enrichment}/enriched.json for why each check is there, then the rows it points to.")
+        steps.append(
+            f"Open expectations/{audit.enrichment}/enriched.json for why each check is there, then the rows it points to."
+        )
     return " ".join(steps)
 
 
@@ -178,11 +188,19 @@ def _gates(
         return []
     limits = plan.enrichment.limits
     covered = override is not None and unknown_rate <= override.unknown_rate + _EPSILON
-    note = f"Accepted up to {override.unknown_rate:.2%} by {override.by}: {override.reason}" if override and covered else ""
+    note = (
+        f"Accepted up to {override.unknown_rate:.2%} by {override.by}: {override.reason}"
+        if override and covered
+        else ""
+    )
     suite = joined.suite
     gates = [
         _ledger("ledger: by status", joined.rows, joined.statuses),
-        _ledger("ledger: by origin", joined.rows, {"reused": joined.reused, "inferred": joined.inferred, "skipped": joined.skipped}),
+        _ledger(
+            "ledger: by origin",
+            joined.rows,
+            {"reused": joined.reused, "inferred": joined.inferred, "skipped": joined.skipped},
+        ),
         _ledger("ledger: by reason", joined.rows - joined.statuses.get("ok", 0), joined.reasons),
         _against_manifest(joined, manifest),
         _limit("unknown rate", unknown_rate, limits.unknown_rate, covered, note),
@@ -204,22 +222,34 @@ def _gates(
 
 def _ledger(name: str, rows: int, parts: dict[str, int]) -> Gate:
     said = " + ".join(f"{count:,} {part}" for part, count in parts.items()) or "nothing"
-    return Gate(name=name, passed=sum(parts.values()) == rows, found=f"{said} = {sum(parts.values()):,}", limit=f"{rows:,} rows")
+    return Gate(
+        name=name, passed=sum(parts.values()) == rows, found=f"{said} = {sum(parts.values()):,}", limit=f"{rows:,} rows"
+    )
 
 
 def _against_manifest(joined: Joined, manifest: Manifest | None) -> Gate:
     found = f"{joined.rows:,} rows joined, {sum(file.rows for file in joined.files):,} in the files"
     if manifest is None:
-        return Gate(name="ledger: by extract", passed=False, found=found, limit="manifest.json", detail="The manifest is missing.")
+        return Gate(
+            name="ledger: by extract",
+            passed=False,
+            found=found,
+            limit="manifest.json",
+            detail="The manifest is missing.",
+        )
     extracted = manifest.reused_rows + manifest.infer_rows + sum(manifest.skipped_rows.values())
     passed = joined.rows == manifest.rows == extracted == sum(file.rows for file in joined.files)
     detail = "" if extracted == manifest.rows else f"The manifest's own parts sum to {extracted:,}."
-    return Gate(name="ledger: by extract", passed=passed, found=found, limit=f"{manifest.rows:,} rows extracted", detail=detail)
+    return Gate(
+        name="ledger: by extract", passed=passed, found=found, limit=f"{manifest.rows:,} rows extracted", detail=detail
+    )
 
 
 def _limit(name: str, rate: float, limit: float, covered: bool = False, note: str = "") -> Gate:
     within = rate <= limit + _EPSILON
-    return Gate(name=name, passed=within or covered, found=f"{rate:.2%}", limit=f"{limit:.2%}", detail="" if within else note)
+    return Gate(
+        name=name, passed=within or covered, found=f"{rate:.2%}", limit=f"{limit:.2%}", detail="" if within else note
+    )
 
 
 def _judged_groups(plan: Plan, joined: Joined) -> Iterable[tuple[str, int, float]]:
@@ -265,7 +295,9 @@ def _cost(plan: Plan, manifest: Manifest | None, completions: list[Completion]) 
     prices = {done.shard_id: models[done.shard_id].price_per_million_tokens for done in completions}
     if not models or None in prices.values():
         return None
-    return sum((done.tokens.prompt + done.tokens.completion) * (prices[done.shard_id] or 0) / 1e6 for done in completions)
+    return sum(
+        (done.tokens.prompt + done.tokens.completion) * (prices[done.shard_id] or 0) / 1e6 for done in completions
+    )
 
 
 def _versions(plan: Plan) -> dict[str, str]:

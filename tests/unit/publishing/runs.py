@@ -88,14 +88,20 @@ def make_plan(
 
 
 def suite(*results: CheckResult, asked: int | None = None, rows: int = 0) -> SuiteResult:
-    return SuiteResult(suite="enriched", rows=rows, asked=len(results) if asked is None else asked, results=list(results), seconds=1.0)
+    return SuiteResult(
+        suite="enriched", rows=rows, asked=len(results) if asked is None else asked, results=list(results), seconds=1.0
+    )
 
 
 def check(outcome: str = "met", severity: str = "block") -> CheckResult:
-    return CheckResult(name="ExpectColumnValuesToBeUnique", column="id", severity=severity, outcome=outcome, observed="1", why="grain")
+    return CheckResult(
+        name="ExpectColumnValuesToBeUnique", column="id", severity=severity, outcome=outcome, observed="1", why="grain"
+    )
 
 
-def extracted(lake: Lake, plan: Plan, outcomes: list[tuple[str, str | None]], *, reused: int = 0, answered: bool = True) -> Manifest:
+def extracted(
+    lake: Lake, plan: Plan, outcomes: list[tuple[str, str | None]], *, reused: int = 0, answered: bool = True
+) -> Manifest:
     """The manifest of rows with these (status, reason), one shard, and its completion record where `answered`."""
     paths = plan.paths
     never_asked = Counter(reason for status, reason in outcomes if status == "skipped" and reason is not None)
@@ -105,7 +111,13 @@ def extracted(lake: Lake, plan: Plan, outcomes: list[tuple[str, str | None]], *,
         shard_id = sha256_hex(plan.plan_id)[:16]
         shards.append(
             ShardEntry(
-                shard_id=shard_id, model="small", fingerprint=FINGERPRINT, requests=infer, est_tokens=infer * 40, bytes=infer * 100, files=[]
+                shard_id=shard_id,
+                model="small",
+                fingerprint=FINGERPRINT,
+                requests=infer,
+                est_tokens=infer * 40,
+                bytes=infer * 100,
+                files=[],
             )
         )
         if answered:
@@ -117,7 +129,9 @@ def extracted(lake: Lake, plan: Plan, outcomes: list[tuple[str, str | None]], *,
                 attempt="r1",
                 requests=infer,
                 statuses=dict(statuses),
-                reasons=dict(Counter(reason for status, reason in outcomes if status in ("unknown", "failed") and reason)),
+                reasons=dict(
+                    Counter(reason for status, reason in outcomes if status in ("unknown", "failed") and reason)
+                ),
                 answers=FileRef(path=answers_file(FINGERPRINT, shard_id, "r1"), size=1, rows=infer),
                 resumed=0,
                 tokens=Tokens(prompt=infer * 150, cached=infer * 100, completion=infer * 10),

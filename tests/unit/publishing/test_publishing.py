@@ -168,27 +168,37 @@ class TestSamples:
         assert live is not None and live["sample"] is True and live["version"] is None
 
 
-class TestSchemaEvolution:
-    wider = {"answer": spec()["answer"] | {"score": {"number": {"min": 0, "max": 1}, "optional": True}}}
+WIDER = {"answer": spec()["answer"] | {"score": {"number": {"min": 0, "max": 1}, "optional": True}}}
 
+
+class TestSchemaEvolution:
     def test_a_new_field_is_added_with_the_commit_and_is_null_in_older_dates(self, lake: Lake) -> None:
         publishing.publish(lake, ready(lake, make_plan(lake), 1), 1)
-        publishing.publish(lake, ready(lake, make_plan(lake, date=OTHER, **self.wider), 1), 1)
+        publishing.publish(lake, ready(lake, make_plan(lake, date=OTHER, **WIDER), 1), 1)
         assert [(row["dt"], row["score"]) for row in read_rows(lake)] == [(DATE, None), (OTHER, None)]
         table = DeltaTable(lake.uri("enriched/reviews"))
         assert pa.schema(table.schema().to_arrow()).field("score").type == pa.float64()
 
     def test_a_removed_field_stays_and_is_null(self, lake: Lake) -> None:
-        publishing.publish(lake, ready(lake, make_plan(lake, **self.wider), 1), 1)
+        publishing.publish(lake, ready(lake, make_plan(lake, **WIDER), 1), 1)
         publishing.publish(lake, ready(lake, make_plan(lake, date=OTHER), 1), 1)
         rows = read_rows(lake)
-        assert [(row["dt"], row["sentiment"], row["score"]) for row in rows] == [(DATE, "positive", None), (OTHER, "positive", None)]
+        assert [(row["dt"], row["sentiment"], row["score"]) for row in rows] == [
+            (DATE, "positive", None),
+            (OTHER, "positive", None),
+        ]
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"answer": {"sentiment": {"boolean": True}}}, "'sentiment' is STRING in the table and would become BOOLEAN"),
-            ({"source": {"key": "review_id"}, "columns": {"review_id": "string", "rating": "int32"}}, "its key is 'id'"),
+            (
+                {"answer": {"sentiment": {"boolean": True}}},
+                "'sentiment' is STRING in the table and would become BOOLEAN",
+            ),
+            (
+                {"source": {"key": "review_id"}, "columns": {"review_id": "string", "rating": "int32"}},
+                "its key is 'id'",
+            ),
             ({"columns": {"id": "string", "rating": "double"}}, "'rating' is INT in the table and would become DOUBLE"),
             ({"name": "reviews_b"}, "belongs to the enrichment 'reviews'"),
         ],
@@ -208,7 +218,7 @@ class TestSchemaEvolution:
     def test_new_and_removed_fields_and_a_table_that_is_not_there_are_fine(self, lake: Lake) -> None:
         publishing.check_target(lake, make_plan(lake))
         publishing.publish(lake, ready(lake, make_plan(lake), 1), 1)
-        publishing.check_target(lake, make_plan(lake, **self.wider))
+        publishing.check_target(lake, make_plan(lake, **WIDER))
         publishing.check_target(lake, make_plan(lake, answer={"tone": {"labels": ["warm", "cold"]}}))
 
     def test_every_kind_of_column_survives_the_table(self, lake: Lake) -> None:
@@ -290,50 +300,56 @@ def test_history_says_what_each_commit_was(lake: Lake) -> None:
     plan = make_plan(lake, row_sample=3)
     publishing.publish(lake, ready(lake, plan, 3), 7)
     [version] = publishing.versions(lake, "enriched/reviews")
-    assert (version.version, version.partition, version.plan_id, version.run) == (1, DATE, plan.plan_id, plan.paths.root)
+    assert (version.version, version.partition, version.plan_id, version.run) == (
+        1,
+        DATE,
+        plan.plan_id,
+        plan.paths.root,
+    )
     assert (version.rows, version.sample, version.unknown_rate, version.rollback_to) == (3, True, 0.0, None)
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
+# One interpreter imports everything, then forks a process per run before any library has started threads; all are let go at once.
 _PUBLISH = """
-import sys
+import os, sys
 from millrace.errors import RefusedError
 from millrace.lake import Lake
 from millrace.publishing import publish
-root, run, number = sys.argv[1:]
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    print(publish(Lake(root), run, int(number)))
-except RefusedError as error:
-    print("refused:", error)
+root, runs = sys.argv[1], [run.split("=") for run in sys.argv[2:]]
+gate, opener = os.pipe()
+children = []
+for run, number in runs:
+    child = os.fork()
+    if child == 0:
+        os.close(opener)
+        os.read(gate, 1)
+        try:
+            said, code = str(publish(Lake(root), run, int(number))), 0
+        except RefusedError as error:
+            said, code = f"refused: {error}", 0
+        except BaseException as error:
+            said, code = repr(error), 1
+        os.write(1, (said + "\\n").encode())
+        os._exit(code)
+    children.append(child)
+os.close(opener)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
 def publish_together(lake: Lake, runs: list[tuple[str, int]]) -> list[str]:
-    """Publish each run in a process of its own, all let go at once; their last words."""
-    env = os.environ | {"PYTHONPATH": str(Path(millrace.__file__).parents[1])}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PUBLISH, lake.root, run, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for run, number in runs
-    ]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    ended = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), [err for _, err in ended]
-    return [out for out, _ in ended]
+    """Publish each run in a process of its own, all let go at once; the last words of each."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PUBLISH, lake.root, *(f"{run}={number}" for run, number in runs)],
+        env=os.environ | {"PYTHONPATH": str(Path(millrace.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
 def test_two_processes_that_publish_one_plan_of_a_new_date_leave_one_version(lake: Lake, keys: Keys) -> None:
