@@ -54,7 +54,7 @@ def test_the_spec_round_trips() -> None:
 )
 def test_a_wrong_file_is_explained(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        parse_enrichment(spec(**changes)).schema  # noqa: B018
+        parse_enrichment(spec(**changes), "mood.yaml")
 
 
 def test_a_broken_file_leaves_the_others_standing(tmp_path: Path) -> None:

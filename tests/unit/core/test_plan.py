@@ -106,7 +106,10 @@ def test_proof_names_every_missing_and_disagreeing_shard(tmp_path: Path) -> None
     manifest = Manifest(
         plan_id=paths.plan_id, attempt="a", rows=9, requests=9, reused=0, skipped_rows={}, reused_rows=0, infer_rows=9, changed={},
         row_files=[], reused_files=[], seconds=0,
-        shards=[ShardEntry(shard_id=s, model="m", fingerprint="f", requests=3, est_tokens=1, bytes=1, files=[]) for s in ("s1", "s2", "s3")],
+        shards=[
+            ShardEntry(shard_id=s, model="m", fingerprint="f", requests=3, est_tokens=1, bytes=1, files=[])
+            for s in ("s1", "s2", "s3")
+        ],
     )  # fmt: skip
 
     def complete(shard_id: str, rows: int, size: int) -> None:
