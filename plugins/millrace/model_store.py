@@ -57,7 +57,9 @@ class StoredModel:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [f for f in folder.rglob("*") if f.is_file() and not any(p.startswith(".") for p in f.relative_to(folder).parts)]
+    found = [
+        f for f in folder.rglob("*") if f.is_file() and not any(p.startswith(".") for p in f.relative_to(folder).parts)
+    ]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
@@ -115,17 +117,21 @@ def add_model(source: str, name: str, store: str | Path) -> StoredModel:
     is no model folder or cannot be read.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"'{name}' cannot be a model's name; use letters, digits, dots and hyphens, e.g. smollm2-135m-instruct.")
+        raise ConfigError(
+            f"'{name}' cannot be a model's name; use letters, digits, dots and hyphens, e.g. smollm2-135m-instruct."
+        )
     with _local(source) as folder:
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"'{source}' is not a model folder: it has no config.json. Name the folder that holds it.")
+            raise ConfigError(
+                f"'{source}' is not a model folder: it has no config.json. Name the folder that holds it."
+            )
         digest = folder_digest(folder)
         model = StoredModel(name, digest, Path(store) / name / digest)
         if model.folder.is_dir():
             return model
         model.folder.parent.mkdir(parents=True, exist_ok=True)
-        # Hidden, so that no one takes it for a model if this process is killed.
-        copy = model.folder.parent / f".adding-{secrets.token_hex(8)}"
+        # Beside the models, so that no one takes it for one if this process is killed.
+        copy = Path(store) / f".adding-{secrets.token_hex(8)}"
         try:
             for file in _files(folder):
                 to = copy / file.relative_to(folder)
@@ -190,7 +196,9 @@ def _download_hub(repository: str, folder: Path) -> None:
     try:
         snapshot_download(repo_id, revision=revision or None, local_dir=os.fspath(folder))
     except Exception as error:  # the hub client raises its own, requests' and httpx' errors
-        raise ConfigError(f"hf://{repository} could not be downloaded: {type(error).__name__}. Check name, revision and network.") from error
+        raise ConfigError(
+            f"hf://{repository} could not be downloaded: {type(error).__name__}. Check name, revision and network."
+        ) from error
 
 
 def register(db: ConfigDb, model: StoredModel, **columns: Any) -> None:

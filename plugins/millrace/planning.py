@@ -23,6 +23,19 @@ from millrace.source_snapshot import snapshot
 
 # What a chat template and the values of kept columns may add to a prompt.
 _TEMPLATE_TOKENS = 128
+# Columns of a model's row that a plan takes as they are.
+_PINNED = (
+    "name",
+    "digest",
+    "engine",
+    "location",
+    "endpoint",
+    "served_name",
+    "settings",
+    "dtype",
+    "quantization",
+    "price_per_million_tokens",
+)
 
 
 class PlanParams(BaseModel):
@@ -30,10 +43,14 @@ class PlanParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    row_sample: int | None = Field(default=None, ge=1, description="only this many rows: those with the lowest hash of the key")
+    row_sample: int | None = Field(
+        default=None, ge=1, description="only this many rows: those with the lowest hash of the key"
+    )
     prompt_version: int | None = Field(default=None, ge=1, description="instead of the active version")
     reuse_answers: bool = Field(default=True, description="false: ask everything afresh")
-    ask_unknowns_again: bool = Field(default=False, description="keep the base plan's usable answers, ask the rest again")
+    ask_unknowns_again: bool = Field(
+        default=False, description="keep the base plan's usable answers, ask the rest again"
+    )
     base_plan: str | None = Field(default=None, description="run to keep answers of; not set: the one that is live")
 
 
@@ -126,19 +143,12 @@ def _pin_model(
     row = db.model(enrichment.model or _routed_model(db, enrichment))
     if row.engine == "vllm":
         model_store.find(settings.models, row.location)
-    return PinnedModel(
-        name=row.name,
-        digest=row.digest,
-        engine=row.engine,
-        location=row.location,
-        endpoint=row.endpoint,
-        served_name=row.served_name,
-        settings=row.settings,
-        dtype=row.dtype,
-        quantization=row.quantization,
-        context_tokens=_context_tokens(row, enrichment, prompt, max_tokens),
-        chars_per_token=_chars_per_token(row, golden),
-        price_per_million_tokens=row.price_per_million_tokens,
+    return PinnedModel.model_validate(
+        {column: getattr(row, column) for column in _PINNED}
+        | {
+            "context_tokens": _context_tokens(row, enrichment, prompt, max_tokens),
+            "chars_per_token": _chars_per_token(row, golden),
+        }
     )
 
 
@@ -155,15 +165,21 @@ def _routed_model(db: ConfigDb, enrichment: Enrichment) -> str:
 def _context_tokens(row: Model, enrichment: Enrichment, prompt: PromptText, max_tokens: int) -> int:
     """Room for the longest prompt and an answer that is asked again with double the tokens, up to what the model can take.
 
-    A character counts one token, which no language exceeds by much: SmolLM2's English tokenizer makes 1.0 tokens of a character
-    of the Chinese reviews, 0.24 of the English ones. The engine reserves cache for this length, so the model's own maximum would waste memory.
+    A character counts one token: SmolLM2's tokenizer makes 0.24 tokens of a character of the English reviews, at most 0.45; a
+    model that knows Chinese makes less than one of a Chinese character. The runner cuts what is longer all the same. The
+    engine must be able to hold this length in its cache, so the model's own maximum would ask for memory in vain.
     """
-    chars = len(prompt.system) + len(prompt.body) + 2 * len(enrichment.schema.describe()) + enrichment.limits.max_text_chars
+    chars = (
+        len(prompt.system) + len(prompt.body) + 2 * len(enrichment.schema.describe()) + enrichment.limits.max_text_chars
+    )
     return min(row.context_tokens, 256 * math.ceil((chars + _TEMPLATE_TOKENS + 2 * max_tokens) / 256))
 
 
 def _chars_per_token(row: Model, golden: bytes) -> float:
-    """The model's ratio for this enrichment's language, for estimates: its row counts UTF-8 bytes, the golden rows say how many make a character."""
+    """The model's ratio for this enrichment's language, for estimates.
+
+    The model's row counts UTF-8 bytes, and the golden rows say how many of them make a character.
+    """
     texts: list[str] = [orjson.loads(line)["text"] or "" for line in golden.splitlines()]
     chars, size = sum(map(len, texts)), sum(len(text.encode()) for text in texts)
     return round(row.chars_per_token * chars / size, 2) if size else row.chars_per_token

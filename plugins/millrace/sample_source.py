@@ -60,7 +60,9 @@ def load(lake: Lake, data: Path, rows: int | None = None, days: int = 3) -> dict
 
 def _shuffled(file: Path) -> pa.Table:
     if not file.is_file():
-        raise NotFoundError(f"The sample data '{file.name}' is not in '{file.parent}'. Check the checkout's data/ folder.")
+        raise NotFoundError(
+            f"The sample data '{file.name}' is not in '{file.parent}'. Check the checkout's data/ folder."
+        )
     table = pq.read_table(file)
     hashes = [sha256_hex(key) for key in table["comment_id"].to_pylist()]
     return table.take(sorted(range(len(hashes)), key=hashes.__getitem__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from urllib.parse import unquote
@@ -37,7 +37,9 @@ def snapshot(lake: Lake, enrichment: Enrichment, partition: str) -> SourceSnapsh
     folders = table.folders(path)
     is_delta = "_delta_log" in folders
     by_partition = (
-        _delta_partitions(table, path, enrichment) if is_delta else _parquet_partitions(table, path, folders, enrichment)
+        _delta_partitions(table, path, enrichment)
+        if is_delta
+        else _parquet_partitions(table, path, folders, enrichment)
     )
     files = by_partition[partition]() if partition in by_partition else []
     if not files and source.on_missing == "fail":
@@ -60,14 +62,18 @@ def _missing(enrichment: Enrichment, partition: str, available: list[str]) -> st
     source = enrichment.source
     before = [p for p in available if p < partition][-3:]
     after = [p for p in available if p > partition][:3]
-    near = f"the nearest of {len(available)} are {', '.join(before + after)}" if available else "it has no partition at all"
+    near = (
+        f"the nearest of {len(available)} are {', '.join(before + after)}"
+        if available
+        else "it has no partition at all"
+    )
     return (
         f"The source table '{source.path}' of {enrichment.name} has no partition {source.partition_column}={partition}; {near}. "
         f"Load that date and clear `plan`, or set source.on_missing: empty in {enrichment.name}.yaml if dates may be missing."
     )
 
 
-def _parquet_partitions(table: Lake, path: str, folders: list[str], enrichment: Enrichment) -> Partitions:
+def _parquet_partitions(table: Lake, path: str, folders: Sequence[str], enrichment: Enrichment) -> Partitions:
     if not folders:
         raise NotFoundError(
             f"The source table '{enrichment.source.path}' of {enrichment.name} does not exist in '{table.root}'. Correct source.path "
@@ -119,9 +125,7 @@ def _delta_partitions(table: Lake, path: str, enrichment: Enrichment) -> Partiti
     actions = pa.table(delta.get_add_actions(flatten=True))
     found: dict[str, list[SourceFile]] = {}
     for row in actions.select(["path", "size_bytes", f"partition.{source.partition_column}"]).to_pylist():
-        file = SourceFile(
-            path=table.uri(_join(path, unquote(row["path"]))), size=row["size_bytes"], version="delta"
-        )
+        file = SourceFile(path=table.uri(_join(path, unquote(row["path"]))), size=row["size_bytes"], version="delta")
         found.setdefault(str(row[f"partition.{source.partition_column}"]), []).append(file)
     return {value: partial(sorted, files, key=lambda file: file.path) for value, files in found.items()}
 
@@ -179,7 +183,9 @@ def _type_problems(source: Source, file: str, column: str, dtype: pa.DataType) -
     if column == source.text and dtype != pa.string():
         return [f"{file}: source.text: column '{column}' is {dtype}, not text; name the column that holds the text"]
     if column == source.key and not (dtype == pa.string() or pa.types.is_integer(dtype)):
-        return [f"{file}: source.key: column '{column}' is {dtype}; a key is text or a whole number, so that it stays the same as a string"]
+        return [
+            f"{file}: source.key: column '{column}' is {dtype}; a key is text or a whole number, so that it stays the same as a string"
+        ]
     try:
         spark_type(dtype)
     except TypeError as error:

@@ -58,7 +58,9 @@ class ConfigDb:
             ) from None
         except ProgrammingError as error:
             if getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE:
-                raise ConfigError(f"The database at {self.where} has no config table yet. Run `millrace migrate`.") from None
+                raise ConfigError(
+                    f"The database at {self.where} has no config table yet. Run `millrace migrate`."
+                ) from None
             raise
 
     def check(self) -> None:
@@ -80,7 +82,10 @@ class ConfigDb:
         """Store a prompt as a new draft and return its version. The text of the newest version again is that version."""
         with self._session(lock=f"prompt {name}") as session:
             newest = session.scalar(
-                select(PromptTemplate).where(PromptTemplate.name == name).order_by(PromptTemplate.version.desc()).limit(1)
+                select(PromptTemplate)
+                .where(PromptTemplate.name == name)
+                .order_by(PromptTemplate.version.desc())
+                .limit(1)
             )
             if newest and (newest.system, newest.body) == (prompt.system, prompt.body):
                 return newest.version
@@ -206,7 +211,11 @@ class ConfigDb:
         with self._session(lock=f"run {enrichment} {partition}") as session:
             newest = _newest(session, enrichment, partition)
             if newest is None or newest.dag_run_id != dag_run_id:
-                by = f"DAG run '{newest.dag_run_id}' (number {newest.number}) has it" if newest else "no DAG run has claimed it"
+                by = (
+                    f"DAG run '{newest.dag_run_id}' (number {newest.number}) has it"
+                    if newest
+                    else "no DAG run has claimed it"
+                )
                 raise RefusedError(
                     f"{enrichment} {partition} is no longer this DAG run's: {by}. Clear `plan` to decide afresh and claim it again."
                 )
@@ -254,7 +263,9 @@ def _psycopg_url(url: str) -> URL:
             "MILLRACE_CONFIG_DB is not an SQLAlchemy URL; e.g. postgresql://user:password@host:5432/millrace."
         ) from None
     if parsed.get_backend_name() not in ("postgresql", "postgres"):
-        raise ConfigError(f"MILLRACE_CONFIG_DB names '{parsed.get_backend_name()}'; Millrace's config table needs PostgreSQL.")
+        raise ConfigError(
+            f"MILLRACE_CONFIG_DB names '{parsed.get_backend_name()}'; Millrace's config table needs PostgreSQL."
+        )
     return parsed.set(drivername="postgresql+psycopg")
 
 
@@ -267,7 +278,9 @@ def _prompt(session: Session, name: str, version: int | None) -> PromptTemplate:
         session.scalars(select(PromptTemplate).where(PromptTemplate.name == name).order_by(PromptTemplate.version))
     )
     if not versions:
-        raise NotFoundError(f"The config table has no prompt '{name}'. Push it with `millrace prompts push {name} --activate`.")
+        raise NotFoundError(
+            f"The config table has no prompt '{name}'. Push it with `millrace prompts push {name} --activate`."
+        )
     for row in versions:
         if row.status == PromptStatus.ACTIVE if version is None else row.version == version:
             return row

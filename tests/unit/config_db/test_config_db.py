@@ -62,8 +62,8 @@ class TestMigrations:
         assert differences == []
 
     def test_of_several_processes_at_once_all_succeed(self, url: str) -> None:
-        with multiprocessing.get_context("spawn").Pool(3) as pool:
-            pool.map(migrate, [url] * 3)
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pool.map(migrate, [url] * 2)
         ConfigDb(url).check()
 
     def test_missing_are_named_with_the_command(self, url: str) -> None:
@@ -89,11 +89,19 @@ class TestUnreachable:
 class TestPrompts:
     def test_same_text_again_is_the_same_version(self, db: ConfigDb) -> None:
         first, second = PromptText("s", "{{ text }}"), PromptText("s", "more {{ text }}")
-        assert [db.push_prompt("p", prompt, author="a") for prompt in (first, first, second, second, first)] == [1, 1, 2, 2, 3]
+        assert [db.push_prompt("p", prompt, author="a") for prompt in (first, first, second, second, first)] == [
+            1,
+            1,
+            2,
+            2,
+            3,
+        ]
 
     def test_pushed_at_once_get_one_version_each(self, db: ConfigDb) -> None:
         with ThreadPoolExecutor(4) as pool:
-            versions = pool.map(lambda i: db.push_prompt("p", PromptText("s", f"{i} {{{{ text }}}}"), author="a"), range(8))
+            versions = pool.map(
+                lambda i: db.push_prompt("p", PromptText("s", f"{i} {{{{ text }}}}"), author="a"), range(8)
+            )
         assert sorted(versions) == list(range(1, 9))
 
     def test_activating_retires_the_version_before(self, db: ConfigDb) -> None:
@@ -121,7 +129,12 @@ class TestPrompts:
             db.prompt("p", 7)
 
     @pytest.mark.parametrize(
-        "change", ["UPDATE prompt_template SET body = 'x'", "UPDATE prompt_template SET status = 'draft'", "DELETE FROM prompt_template"]
+        "change",
+        [
+            "UPDATE prompt_template SET body = 'x'",
+            "UPDATE prompt_template SET status = 'draft'",
+            "DELETE FROM prompt_template",
+        ],
     )
     def test_once_active_cannot_be_changed_even_by_hand(self, db: ConfigDb, change: str) -> None:
         db.push_prompt("p", PromptText("s", "{{ text }}"), author="a")
@@ -196,9 +209,17 @@ class TestRuns:
 
     def test_closing_records_what_came_of_it(self, db: ConfigDb) -> None:
         db.register_run("e", "d", "first", dead)
-        db.close_run("e", "d", "first", state="success", plan_id="p", counts={"ok": 3}, tokens={"prompt": 9}, seconds=1.5)
+        db.close_run(
+            "e", "d", "first", state="success", plan_id="p", counts={"ok": 3}, tokens={"prompt": 9}, seconds=1.5
+        )
         run = db.runs("e")[0]
-        assert (run.state, run.plan_id, run.counts, run.tokens, run.seconds) == ("success", "p", {"ok": 3}, {"prompt": 9}, 1.5)
+        assert (run.state, run.plan_id, run.counts, run.tokens, run.seconds) == (
+            "success",
+            "p",
+            {"ok": 3},
+            {"prompt": 9},
+            1.5,
+        )
         assert run.ended_at is not None
 
     def test_registered_at_once_one_holds_the_date(self, db: ConfigDb) -> None:
