@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -131,12 +131,12 @@ class Lake:
         ]
         yield from sorted(found, key=lambda file: file.path)
 
-    def folders(self, prefix: str) -> list[str]:
+    def folders(self, prefix: str) -> Sequence[str]:
         """Names of the folders directly below a folder."""
         prefixes = obstore.list_with_delimiter(self.store, prefix)["common_prefixes"]
         return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in prefixes)
 
-    def delete(self, paths: list[str]) -> None:
+    def delete(self, paths: Sequence[str]) -> None:
         if paths:
             obstore.delete(self.store, paths)
 

@@ -7,6 +7,8 @@
 | MILLRACE_MODELS     | the model store                                             | $MILLRACE_HOME/.millrace/models |
 | MILLRACE_CONFIG_DB  | SQLAlchemy URL of the config table                          | none: commands that need it say so |
 | MILLRACE_BACKEND    | where shards run: `local` or `kubernetes`                   | local                         |
+| MILLRACE_STATE      | local services: database, Airflow's own files, logs         | $MILLRACE_HOME/.millrace      |
+| MILLRACE_RUNNER     | the `shard-runner` that backend `local` starts              | $MILLRACE_HOME/.venv-inference/bin/shard-runner |
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class Settings:
     models: str
     config_db: str | None
     backend: str
+    runner: str
+    state: Path
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
@@ -42,6 +46,8 @@ class Settings:
             models=env.get("MILLRACE_MODELS") or str(home / ".millrace" / "models"),
             config_db=env.get("MILLRACE_CONFIG_DB") or None,
             backend=backend,
+            state=Path(env.get("MILLRACE_STATE") or home / ".millrace"),
+            runner=env.get("MILLRACE_RUNNER") or str(home / ".venv-inference" / "bin" / "shard-runner"),
         )
 
     def require_config_db(self) -> str:
