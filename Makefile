@@ -19,7 +19,7 @@ setup:  ## Make both environments, find or get Java, add the demo model; quick w
 demo: setup  ## Run the whole graph on real review sentences (ROWS=300, or ROWS=all)
 	@$(WITH_ENV) .venv/bin/millrace demo --rows $(ROWS)
 
-test: setup  ## Lint, types, unit, runner, Spark, DAG and end-to-end tests (TIERS="unit dags" for some)
+test: setup  ## Lint, types, unit, runner, Spark, DAG, vLLM and end-to-end tests (TIERS="unit dags" for some)
 	@.venv/bin/python scripts/run_tests.py $(TIERS)
 
 lint: setup  ## Check the style of all code
