@@ -11,9 +11,13 @@ from tests.openai_server.server import App, ServerOptions, serve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.openai_server", description="An OpenAI-style server for tests.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.openai_server", description="An OpenAI-style server for tests."
+    )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line printed is the base URL")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0 takes a free one; the first line printed is the base URL"
+    )
     parser.add_argument("--model", action="append", help="a name that is served; may be given several times")
     parser.add_argument("--capacity", type=int, help="calls in flight above this are refused with 429")
     parser.add_argument("--retry-after", help="Retry-After of these refusals")

@@ -80,7 +80,9 @@ class App:
     async def _models(self, request: web.Request) -> web.Response:
         if not self.options.lists_models:
             raise web.HTTPNotFound
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.options.models]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": name, "object": "model"} for name in self.options.models]}
+        )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         stats, options = self.stats, self.options
@@ -91,7 +93,9 @@ class App:
         if options.capacity is not None and stats.in_flight >= options.capacity:
             stats.refused += 1
             stats.statuses["429"] += 1
-            return _error(429, Step("status", retry_after=options.retry_after, code="rate_limit_exceeded", message="slow down"))
+            return _error(
+                429, Step("status", retry_after=options.retry_after, code="rate_limit_exceeded", message="slow down")
+            )
         stats.in_flight += 1
         stats.max_in_flight = max(stats.max_in_flight, stats.in_flight)
         try:
@@ -103,7 +107,9 @@ class App:
 
     async def _respond(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if body.get("model") not in self.options.models:
-            return _error(404, Step("status", message=f"The model `{body.get('model')}` does not exist.", code="model_not_found"))
+            return _error(
+                404, Step("status", message=f"The model `{body.get('model')}` does not exist.", code="model_not_found")
+            )
         if self.stats.first_at is not None and time.monotonic() < self.stats.first_at + self.options.unready_s:
             return _error(503, Step("status", message="the model is loading"))
         user = body["messages"][-1]["content"]
@@ -193,7 +199,9 @@ def _value(schema: dict[str, Any], pick: int) -> Any:
 
 async def serve(app: App, host: str, port: int) -> web.AppRunner:
     """Listen; port 0 takes a free one (`runner.addresses`)."""
-    runner = web.AppRunner(app.web_app(), keepalive_timeout=app.options.keepalive_s, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        app.web_app(), keepalive_timeout=app.options.keepalive_s, access_log=None, shutdown_timeout=0.1
+    )
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     return runner

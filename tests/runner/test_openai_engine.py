@@ -90,7 +90,9 @@ def test_a_request_carries_schema_sampling_and_length() -> None:
     with running_server() as server, opened(server.url) as engine:
         answer_all(engine, asks(1))
     body = server.app.bodies[-1]
-    assert body["model"] == "test-model" and body["max_tokens"] == 32 and body["temperature"] == 0.0 and body["seed"] == 0
+    assert (
+        body["model"] == "test-model" and body["max_tokens"] == 32 and body["temperature"] == 0.0 and body["seed"] == 0
+    )
     assert body["response_format"]["json_schema"]["schema"] == SCHEMA.json_schema()
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
 
@@ -106,7 +108,12 @@ def test_compact_form_uses_vllms_choices_only_where_the_server_is_vllm() -> None
 
 
 def test_settings_shape_the_request_for_servers_with_other_tastes() -> None:
-    settings = {"system_role": False, "max_tokens_field": "max_completion_tokens", "structured": False, "extra_body": {"seed": None}}
+    settings = {
+        "system_role": False,
+        "max_tokens_field": "max_completion_tokens",
+        "structured": False,
+        "extra_body": {"seed": None},
+    }
     with running_server() as server, opened(server.url, **settings) as engine:
         answer_all(engine, asks(1))
     body = server.app.bodies[-1]
@@ -148,7 +155,10 @@ def test_a_model_that_is_not_offered_fails_at_once_and_prints_what_is() -> None:
 def test_a_server_without_a_model_list_is_asked_directly() -> None:
     with running_server(lists_models=False) as server, opened(server.url) as engine:
         assert answer_all(engine, asks(1))["id-0"].error is None
-    with running_server(lists_models=False, models=("llama",)) as server, pytest.raises(ConfigError, match="does not exist"):
+    with (
+        running_server(lists_models=False, models=("llama",)) as server,
+        pytest.raises(ConfigError, match="does not exist"),
+    ):
         open_engine(make_spec(server.url), {})
 
 
@@ -161,7 +171,7 @@ def test_listed_but_not_yet_able_to_serve_is_waited_for() -> None:
 
 
 def test_a_server_that_never_gets_ready_is_unavailable_by_the_deadline() -> None:
-    with running_server(unready_s=60) as server, pytest.raises(UnavailableError, match=r"after 0 s.*503"):
+    with running_server(unready_s=60) as server, pytest.raises(UnavailableError, match=r"after 0.3 s.*503"):
         open_engine(make_spec(server.url, start_deadline_s=0.3), {})
 
 
@@ -179,7 +189,9 @@ def test_nobody_listening_is_unavailable() -> None:
         open_engine(make_spec(url, start_deadline_s=0.2), {})
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x/v1", "http://user:pw@host/v1", "http://host/v1?key=secret", "http://[::1/v1"])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://x/v1", "http://user:pw@host/v1", "http://host/v1?key=secret", "http://[::1/v1"]
+)
 def test_an_address_that_cannot_work_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_engine(make_spec(url), {})
@@ -239,7 +251,10 @@ ONE_ROW = {
 def test_a_row_that_always_fails_costs_itself(step: dict[str, Any], reason: Reason, tries: int) -> None:
     """Its neighbours are answered, its tries are bounded, and its error has a name and no text of it."""
     bad = Ask("bad", "You label reviews.", "Text: the poisoned parcel", None, 32)
-    with running_server([{"where": "poisoned", "times": None} | step], delay_ms=2) as server, opened(server.url) as engine:
+    with (
+        running_server([{"where": "poisoned", "times": None} | step], delay_ms=2) as server,
+        opened(server.url) as engine,
+    ):
         replies = answer_all(engine, [*asks(40), bad, *asks(100)[40:]])
         asked = sum("poisoned" in body["messages"][-1]["content"] for body in server.app.bodies)
     assert asked == tries
@@ -252,13 +267,19 @@ def test_a_row_that_always_fails_costs_itself(step: dict[str, Any], reason: Reas
 def test_the_last_row_of_all_may_be_the_bad_one() -> None:
     """Nothing else succeeds while it fails; the probe does, and so the row is at fault and not the endpoint."""
     bad = Ask("bad", "", "Text: the poisoned parcel", None, 32)
-    with running_server([{"do": "status", "status": 500, "where": "poisoned", "times": None}]) as server, opened(server.url) as engine:
+    with (
+        running_server([{"do": "status", "status": 500, "where": "poisoned", "times": None}]) as server,
+        opened(server.url) as engine,
+    ):
         error = answer_all(engine, [bad])["bad"].error
     assert error is not None and error.reason is Reason.server_error
 
 
 def test_empty_and_reasoning_only_answers_go_to_the_parser_as_such() -> None:
-    script = [{"do": "empty", "where": "row 0", "times": None}, {"do": "reasoning_only", "where": "row 1", "times": None}]
+    script = [
+        {"do": "empty", "where": "row 0", "times": None},
+        {"do": "reasoning_only", "where": "row 1", "times": None},
+    ]
     with running_server(script) as server, opened(server.url) as engine:
         replies = answer_all(engine, asks(2))
     assert (replies["id-0"].text, replies["id-0"].error) == ("", None)
@@ -302,7 +323,10 @@ DEAD = {
 
 @pytest.mark.parametrize("step", DEAD.values(), ids=DEAD)
 def test_an_endpoint_that_stays_down_ends_in_unavailable_and_fails_no_row(step: dict[str, Any]) -> None:
-    with running_server([{"do": "answer", "times": 20}, {"times": None} | step]) as server, opened(server.url) as engine:
+    with (
+        running_server([{"do": "answer", "times": 20}, {"times": None} | step]) as server,
+        opened(server.url) as engine,
+    ):
         replies: dict[str, Reply] = {}
         with pytest.raises(UnavailableError) as caught:
             for ask in asks(40):
@@ -376,7 +400,10 @@ def test_closing_twice_and_with_work_inside_is_fine() -> None:
 
 
 def test_nothing_of_a_row_or_the_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    script = [{"do": "echo", "where": "row 1", "times": None}, {"do": "status", "status": 500, "where": "row 2", "times": None}]
+    script = [
+        {"do": "echo", "where": "row 1", "times": None},
+        {"do": "status", "status": 500, "where": "row 2", "times": None},
+    ]
     key = {"MILLRACE_ENDPOINT_KEY": "sk-very-secret"}
     with caplog.at_level(logging.INFO), running_server(script) as server, opened(server.url, key) as engine:
         answer_all(engine, asks(30))

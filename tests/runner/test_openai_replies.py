@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from millrace.answers import AnswerSchema
-from shard_runner.engines.http.confidence import label_confidence
 from shard_runner.engines.http.replies import POLICIES, Kind, read_reply, redact
 
 JSON = {"content-type": "application/json"}
@@ -146,24 +144,3 @@ def test_a_quote_in_another_script_is_hidden_too() -> None:
 
 def test_redaction_of_a_huge_body_against_a_huge_prompt_is_bounded() -> None:
     assert len(redact("x y " * 1_000_000, ["lorem ipsum " * 10_000])) <= 200
-
-
-SCHEMA = AnswerSchema.from_dict({"sentiment": {"labels": ["positive", "negative"]}, "topic": {"labels": ["price", "other"]}})
-
-
-def test_confidence_is_the_product_over_the_tokens_that_spell_a_label() -> None:
-    tokens = [('{"', -0.1), ("sentiment", -0.1), ('": "', -0.1), ("pos", -0.5), ("itive", -0.25), ('",', -0.1), (' "topic": "', 0)]
-    tokens += [("price", -0.125), ('"}', -0.1)]
-    text = "".join(token for token, _ in tokens)
-    confidence = label_confidence(text, tokens, SCHEMA, "json")
-    assert confidence == {"sentiment": pytest.approx(0.4724, abs=1e-4), "topic": pytest.approx(0.8825, abs=1e-4)}
-
-
-def test_confidence_of_the_compact_form_is_per_part() -> None:
-    tokens = [("neg", -1.0), ("ative", 0.0), ("|", -3.0), ("other", -0.5)]
-    confidence = label_confidence("negative|other", tokens, SCHEMA, "compact")
-    assert confidence == {"sentiment": pytest.approx(0.3679, abs=1e-4), "topic": pytest.approx(0.6065, abs=1e-4)}
-
-
-def test_tokens_that_do_not_spell_the_text_give_no_confidence() -> None:
-    assert label_confidence("negative", [("neg", -1.0)], SCHEMA, "json") is None

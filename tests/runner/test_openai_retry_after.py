@@ -29,7 +29,9 @@ def test_a_legal_wait_is_read_and_rounded_up(value: str, seconds: float) -> None
     assert retry_after_s(value, now=NOW) == seconds
 
 
-@pytest.mark.parametrize("value", [None, "", "-1", "abc", "NaN", "inf", "1e3", "٣", "Sun, 29 Nov 2026 10:00:00 GMT", "Mon, 99 Foo"])
+@pytest.mark.parametrize(
+    "value", [None, "", "-1", "abc", "NaN", "inf", "1e3", "٣", "Sun, 29 Nov 2026 10:00:00 GMT", "Mon, 99 Foo"]
+)
 def test_garbage_and_the_past_leave_the_wait_to_us(value: str | None) -> None:
     assert retry_after_s(value, now=NOW) is None
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError, UnavailableError
+from shard_runner.confidence import label_confidence
 from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply, ReplyError
 from shard_runner.engines.http.breaker import Breaker
 from shard_runner.engines.http.client import EndpointClient
 from shard_runner.engines.http.concurrency import Concurrency
-from shard_runner.engines.http.confidence import label_confidence
 from shard_runner.engines.http.replies import Kind, Received
 from shard_runner.engines.http.settings import EndpointSettings, endpoint_settings
 
@@ -122,8 +122,11 @@ class OpenAIEngine:
             "server": self._settings.server,
             "structured": str(self._settings.structured).lower(),
             "concurrency": str(self._concurrency.limit),
-            "calls": ", ".join(f"{kind} {count:,}" for kind, count in self._kinds.most_common()),
+            "calls": self._calls(),
         }
+
+    def _calls(self) -> str:
+        return ", ".join(f"{kind} {count:,}" for kind, count in self._kinds.most_common()) or "none yet"
 
     def submit(self, ask: Ask) -> None:
         if self._fatal is not None:
@@ -172,7 +175,7 @@ class OpenAIEngine:
 
     async def _shut(self) -> None:
         await self._cancel_all()
-        await self._client.aclose()
+        await self._client.close()
 
     async def _cancel_all(self) -> None:
         self._pending.clear()
@@ -191,17 +194,20 @@ class OpenAIEngine:
         if trouble is None:
             trouble = await self._patiently(self._probe, deadline)
         if trouble is not None:
-            raise self._unavailable(f"had not answered one question after {self._settings.start_deadline_s:.0f} s", trouble)
+            raise self._unavailable(
+                f"had not answered one question after {self._settings.start_deadline_s:g} s", trouble
+            )
 
-    async def _patiently(
-        self, call: Callable[[float], Awaitable[Received | None]], deadline: float
-    ) -> Received | None:
+    async def _patiently(self, call: Callable[[float], Awaitable[Received | None]], deadline: float) -> Received | None:
         """Repeat a call until it returns None, or return its last trouble when the deadline comes first."""
-        tries = 0
+        tries, last = 0, None
         while True:
             received = await call(deadline - time.monotonic())
             if received is None:
                 return None
+            if last is not None and time.monotonic() >= deadline:
+                return last  # the deadline cut this call; the one before says what is wrong
+            last = received
             if received.policy.fatal or received.kind in (Kind.too_long, Kind.bad_request):
                 raise self._config_error(received)
             wait = self._wait_s(received, tries, 0.0)
@@ -333,8 +339,8 @@ class OpenAIEngine:
             tries = "" if job.tries == 1 else f" after {job.tries} tries"
             error = ReplyError(reason, f"{received.kind}{tries}: {received.detail}")
         confidence = None
-        if error is None and received.logprobs:
-            confidence = label_confidence(received.text, received.logprobs, self._spec.schema, self._spec.form)
+        if error is None and received.tokens:
+            confidence = label_confidence(received.text, received.tokens, self._spec.schema, self._spec.form)
         return Reply(
             job.ask.request_id,
             received.text,
@@ -355,12 +361,13 @@ class OpenAIEngine:
             Kind.wrong_model: "Set the model's served_name to a name that the endpoint offers.",
             Kind.wrong_url: "Check the model's endpoint: it is the base URL of the API and most often ends in /v1.",
         }.get(received.kind, "Change the model's settings so that the endpoint takes the request (docs/endpoints.md).")
-        return ConfigError(f"{self._client.url} said {received.kind} to model '{self._client.model}': {received.detail}. {step}")
+        return ConfigError(
+            f"{self._client.url} said {received.kind} to model '{self._client.model}': {received.detail}. {step}"
+        )
 
     def _unavailable(self, what: str, last: Received) -> MillraceError:
-        seen = ", ".join(f"{kind} {count:,}" for kind, count in self._kinds.most_common()) or "none before"
         asked = "" if last.retry_after is None else f"; it asked to wait {last.retry_after:,.0f} s"
         return UnavailableError(
-            f"{self._client.url} {what}. Last: {last.kind}, {last.detail}{asked}. Calls by kind: {seen}. "
+            f"{self._client.url} {what}. Last: {last.kind}, {last.detail}{asked}. Calls: {self._calls()}. "
             "Finished answers are kept; retry when it is back."
         )

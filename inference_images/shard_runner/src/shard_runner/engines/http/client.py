@@ -1,13 +1,17 @@
-"""One call to an OpenAI-compatible endpoint: builds the body, sends it, names what came back. No retries, no limits."""
+"""One call to an OpenAI-compatible endpoint: builds the body, sends it, names what came back. No retries, no limits.
+
+aiohttp, not httpx: with 64 calls in flight a call cost 0.14 ms of CPU against 6.3 ms (httpx 0.28 walks its whole pool
+several times a call), which is the difference between 200 and several thousand rows/s for one pod.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
+from yarl import URL
 
 from millrace.errors import ConfigError, NotFoundError
 from shard_runner.engines.base import Ask, EngineSpec
@@ -18,7 +22,7 @@ DEFAULT_KEY_VARIABLE = "MILLRACE_ENDPOINT_KEY"
 
 
 class EndpointClient:
-    """The endpoint of a model. One connection pool; use it inside one event loop, and `aclose` it there."""
+    """The endpoint of a model. One connection pool, made at the first call; use it inside one event loop and close it there."""
 
     def __init__(self, spec: EngineSpec, settings: EndpointSettings, env: Mapping[str, str]) -> None:
         model = spec.model
@@ -28,14 +32,24 @@ class EndpointClient:
         key = _api_key(model.name, settings, env)
         self._secrets = [key] if key else []
         self._fields = _static_fields(spec, settings)
-        self._http = httpx.AsyncClient(
-            headers={"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {}),
-            timeout=httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=settings.keepalive_expiry_s),
-        )
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._session: aiohttp.ClientSession | None = None
 
-    async def aclose(self) -> None:
-        await self._http.aclose()
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._settings.keepalive_expiry_s),
+                # A load balancer's cookie would bind all our calls to one of its backends.
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=True,
+            )
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
     async def complete(self, ask: Ask, deadline_s: float) -> Received:
         """Answer one ask, within `deadline_s` seconds whatever the server does."""
@@ -71,18 +85,29 @@ class EndpointClient:
             )
         return None
 
-    async def _send(self, method: str, path: str, body: bytes | None, deadline_s: float, private: list[str]) -> Received:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, deadline_s: float, private: list[str]
+    ) -> Received:
+        timeout = aiohttp.ClientTimeout(
+            total=max(deadline_s, 0.001),
+            sock_connect=self._settings.connect_timeout_s,
+            sock_read=self._settings.read_timeout_s,
+        )
+        private = private + self._secrets
         try:
-            async with asyncio.timeout(deadline_s):
-                response = await self._http.request(method, self.url + path, content=body)
-        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout) as error:
-            return Received(Kind.timeout, f"no answer in time ({type(error).__name__})")
-        except httpx.TransportError as error:
-            # Their texts name addresses and system errors, never what was sent.
-            return Received(Kind.connection, redact(f"{type(error).__name__} {error}", self._secrets))
-        if method == "GET" and response.status_code == 200 and (names := _listed(response.content)) is not None:
+            async with self._http.request(
+                method, self.url + path, data=body, timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+        except aiohttp.ConnectionTimeoutError:
+            return Received(Kind.connection, f"no connection within {self._settings.connect_timeout_s:g} s")
+        except TimeoutError:
+            return Received(Kind.timeout, "no answer in time")
+        except (aiohttp.ClientError, OSError) as error:
+            return Received(Kind.connection, redact(f"{type(error).__name__}: {error}", private))
+        if method == "GET" and response.status == 200 and (names := _listed(content)) is not None:
             return Received(Kind.answered, text=orjson.dumps(names).decode())
-        return read_reply(response.status_code, response.headers, response.content, private + self._secrets)
+        return read_reply(response.status, response.headers, content, private)
 
 
 def _listed(body: bytes) -> list[str] | None:
@@ -111,12 +136,14 @@ def _static_fields(spec: EngineSpec, settings: EndpointSettings) -> dict[str, An
 
 def _checked_url(model: str, endpoint: str | None) -> str:
     try:
-        url = httpx.URL(endpoint or "")
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"model '{model}': its endpoint is not a URL ({error}); e.g. http://127.0.0.1:8000/v1.") from error
+        url = URL(endpoint or "")
+    except ValueError as error:
+        raise ConfigError(f"model '{model}': its endpoint is not a URL; e.g. http://127.0.0.1:8000/v1.") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"model '{model}': set its endpoint to the base URL of the API, e.g. http://127.0.0.1:8000/v1.")
-    if url.userinfo or url.query:
+        raise ConfigError(
+            f"model '{model}': set its endpoint to the base URL of the API, e.g. http://127.0.0.1:8000/v1."
+        )
+    if url.user or url.password or url.query_string:
         raise ConfigError(
             f"model '{model}': its endpoint carries credentials or a query; leave only scheme, host and path, "
             f"and put the key into {DEFAULT_KEY_VARIABLE}."
@@ -129,6 +156,6 @@ def _api_key(model: str, settings: EndpointSettings, env: Mapping[str, str]) -> 
     key = env.get(name, "").strip()
     if settings.api_key_env and not key:
         raise ConfigError(f"model '{model}': its key comes from {name} (settings.api_key_env), which is not set here.")
-    if not (key.isascii() and (key.isprintable())):
+    if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{name} holds characters that no HTTP header may carry; set it to the key alone.")
     return key or None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ POLICIES: dict[Kind, Policy] = {
     Kind.rate_limited: Policy("429", Reason.rate_limited, tries=None, congestion=True),
     Kind.overloaded: Policy("503 or 529", Reason.server_error, tries=None, congestion=True),
     Kind.server_error: Policy("500 and other 5xx", Reason.server_error, tries=None, breaker=True),
-    Kind.gateway_page: Policy("502, or an HTML page of something in between", Reason.server_error, tries=None, breaker=True),
+    Kind.gateway_page: Policy(
+        "502, or an HTML page of something in between", Reason.server_error, tries=None, breaker=True
+    ),
     Kind.timeout: Policy("408, 504, or no answer in time", Reason.timeout, tries=None, congestion=True, breaker=True),
     Kind.connection: Policy("no connection, or reset before the answer", Reason.server_error, tries=None, breaker=True),
     Kind.too_long: Policy("413, or 400 for the context length", Reason.too_long, serving=True),
@@ -85,7 +88,7 @@ class Received:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    logprobs: Sequence[tuple[str, float]] | None = None  # (token, natural log of its probability), in order
+    tokens: Sequence[tuple[str, float]] | None = None  # (token, its probability), in order
     retry_after: float | None = None  # seconds
 
     @property
@@ -185,8 +188,8 @@ def _completion(data: Any) -> Received | None:
         reasoning = message.get("reasoning_content") or message.get("reasoning") or None
         usage = data.get("usage") or {}
         finish = choice.get("finish_reason")
-        tokens = (choice.get("logprobs") or {}).get("content")
-        logprobs = None if tokens is None else [(token["token"], float(token["logprob"])) for token in tokens]
+        logprobs = (choice.get("logprobs") or {}).get("content") or []
+        tokens = [(token["token"], math.exp(min(token["logprob"], 0.0))) for token in logprobs]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
@@ -207,7 +210,7 @@ def _completion(data: Any) -> Received | None:
         usage.get("prompt_tokens"),
         cached,
         usage.get("completion_tokens"),
-        logprobs,
+        tokens,
     )
 
 

@@ -18,14 +18,26 @@ class EndpointSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: Literal["openai", "vllm"] = Field("openai", description="`vllm`: its own fixed choices are used for form compact")
-    api_key_env: str | None = Field(None, description="variable that holds the key; MILLRACE_ENDPOINT_KEY, if set, otherwise")
-    revision: str | None = Field(None, description="declared version of the model behind the name; part of the model's digest")
+    server: Literal["openai", "vllm"] = Field(
+        "openai", description="`vllm`: its own fixed choices are used for form compact"
+    )
+    api_key_env: str | None = Field(
+        None, description="variable that holds the key; MILLRACE_ENDPOINT_KEY, if set, otherwise"
+    )
+    revision: str | None = Field(
+        None, description="declared version of the model behind the name; part of the model's digest"
+    )
 
-    structured: bool = Field(True, description="send the answer's schema; false for servers that refuse response_format")
-    system_role: bool = Field(True, description="false: the system text is put before the user's, for models without that role")
+    structured: bool = Field(
+        True, description="send the answer's schema; false for servers that refuse response_format"
+    )
+    system_role: bool = Field(
+        True, description="false: the system text is put before the user's, for models without that role"
+    )
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    extra_body: dict[str, Any] = Field({}, description="merged into each request; a null removes a field, e.g. {seed: null}")
+    extra_body: dict[str, Any] = Field(
+        {}, description="merged into each request; a null removes a field, e.g. {seed: null}"
+    )
 
     connect_timeout_s: Seconds = 5
     read_timeout_s: Seconds = 120
@@ -34,7 +46,9 @@ class EndpointSettings(BaseModel):
 
     initial_concurrency: Calls = 8
     max_concurrency: Calls = 256
-    latency_tolerance: float = Field(4, ge=1, description="concurrency grows while latency is within this many times the lowest")
+    latency_tolerance: float = Field(
+        4, ge=1, description="concurrency grows while latency is within this many times the lowest"
+    )
 
     max_tries: int = Field(5, ge=1, le=100)
     request_budget_s: Seconds = Field(600, description="of one request: all calls and waits between them")
