@@ -10,7 +10,6 @@ A run with nothing left to ask passes, whatever its budget.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from millrace.errors import ConfigError, IncompleteError, RefusedError
 from millrace.lake import Lake
 from millrace.layout import RunPaths
 from millrace.plan import Plan, shard_count
-from millrace.records import Approval, Manifest
+from millrace.records import Approval, Manifest, Verdict
 
 
 @dataclass(frozen=True)
@@ -163,12 +162,13 @@ def _estimate(lake: Lake, plan: Plan, per_model: dict[str, tuple[int, int]], sha
     )
 
 
+def verdicts(lake: Lake, fingerprint: str) -> list[Verdict]:
+    """Every stored preflight verdict under a fingerprint."""
+    files = lake.list(f"verdicts/{fingerprint}") if fingerprint else ()
+    return [Verdict.load(lake, file.path) for file in files if file.path.endswith(".json")]
+
+
 def _rows_per_s(lake: Lake, fingerprint: str) -> float | None:
     """Speed of the newest passed verdict under a fingerprint, or None."""
-    if not fingerprint:
-        return None
-    verdicts = [
-        json.loads(lake.read(file.path)) for file in lake.list(f"verdicts/{fingerprint}") if file.path.endswith(".json")
-    ]
-    passed = sorted((v for v in verdicts if v.get("passed") and v.get("rows_per_s")), key=lambda v: str(v.get("at")))
-    return float(passed[-1]["rows_per_s"]) if passed else None
+    passed = [verdict for verdict in verdicts(lake, fingerprint) if verdict.passed and verdict.rows_per_s > 0]
+    return max(passed, key=lambda verdict: verdict.at).rows_per_s if passed else None

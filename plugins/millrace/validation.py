@@ -48,20 +48,20 @@ def validate(lake: Lake, run: str) -> Audit:
 
 def refusal(audit: Audit) -> str:
     """Why validate said no, in a few lines: the gates with their numbers, the main reasons, the next step."""
-    lines = [f"{audit.run} must not be published; what is live stays live."]
-    lines += [
-        f"- {gate.name}: {gate.found}, limit {gate.limit}. {gate.detail}".rstrip()
+    return f"{audit.run} must not be published; what is live stays live.\n{why_refused(audit)}\n{next_step(audit)}"
+
+
+def why_refused(audit: Audit) -> str:
+    """The failed gates with their numbers, and why rows have no usable answer."""
+    lines = [
+        f"{gate.name} {gate.found}, limit {gate.limit}. {gate.detail}".rstrip()
         for gate in audit.gates
         if not gate.passed
     ]
     unusable = unusable_reasons(audit)
     if unusable:
-        lines.append(
-            "Rows without a usable answer: "
-            + ", ".join(f"{reason} {count:,}" for reason, count in unusable.items())
-            + "."
-        )
-    lines.append(next_step(audit))
+        listed = ", ".join(f"{reason} {count:,}" for reason, count in unusable.items())
+        lines.append(f"Rows without a usable answer: {listed}.")
     return "\n".join(lines)
 
 
@@ -80,7 +80,7 @@ def next_step(audit: Audit) -> str:
     if any(name.startswith("unknown rate") for name in failed):
         steps.append(
             "Look at the reasons: fix the prompt (`millrace prompts`) and start a new run with 'ask unknowns again', or accept this "
-            f"rate with `millrace publish {audit.run} --accept-unknown-rate --reason ...` and clear `validate`."
+            f"rate with `millrace publish {short_name(audit)} --accept-unknown-rate --reason ...` and clear `validate`."
         )
     if "not applicable rate" in failed:
         steps.append(
@@ -92,6 +92,11 @@ def next_step(audit: Audit) -> str:
             f"Open expectations/{audit.enrichment}/enriched.json for why each check is there, then the rows it points to."
         )
     return " ".join(steps)
+
+
+def short_name(audit: Audit) -> str:
+    """The run as people type it: enrichment, date and the start of the plan id."""
+    return f"{audit.enrichment}/{audit.partition}/{audit.plan_id[:12]}"
 
 
 def collect(lake: Lake, plan: Plan) -> Audit:

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
 import pytest
 
 from millrace import budget
 from millrace.errors import IncompleteError, RefusedError
 from millrace.lake import Lake
-from millrace.layout import verdict_file
 from millrace.plan import Plan, SourceFile
 from millrace.records import Approval, Manifest
-from tests.unit.publishing.runs import FINGERPRINT, extracted, make_plan
+from tests.unit.publishing.runs import extracted, make_plan, store_verdict
 
 # 100 requests, 40 estimated prompt tokens each, answers of at most 20: 4,000 + 2,000 tokens.
 OK = [("ok", None)] * 100
@@ -20,12 +17,6 @@ OK = [("ok", None)] * 100
 def run(lake: Lake, *, answered: bool = False, **options) -> tuple[Plan, Manifest]:
     plan = make_plan(lake, **options)
     return plan, extracted(lake, plan, OK, answered=answered)
-
-
-def verdict(lake: Lake, key: str, rows_per_s: float, at: str, passed: bool = True) -> None:
-    lake.write(
-        verdict_file(FINGERPRINT, key), json.dumps({"passed": passed, "rows_per_s": rows_per_s, "at": at}).encode()
-    )
 
 
 def test_it_counts_what_the_open_shards_will_ask(lake: Lake) -> None:
@@ -48,9 +39,9 @@ def test_complete_shards_cost_nothing_more(lake: Lake) -> None:
 
 def test_hours_come_from_the_newest_passed_verdict(lake: Lake) -> None:
     plan, manifest = run(lake)
-    verdict(lake, "a", 100.0, "2026-11-01T00:00:00Z")
-    verdict(lake, "b", 10.0, "2026-11-02T00:00:00Z")
-    verdict(lake, "c", 1.0, "2026-11-03T00:00:00Z", passed=False)
+    store_verdict(lake, "a", rows_per_s=100.0, day=1)
+    store_verdict(lake, "b", rows_per_s=10.0, day=2)
+    store_verdict(lake, "c", rows_per_s=1.0, day=3, passed=False)
     found = budget.estimate(lake, plan, manifest)
     assert found["rows_per_s"] == 10.0 and found["hours"] == pytest.approx(10 / 3600)
 

@@ -48,7 +48,7 @@ def test_every_kind_of_non_answer_counts_towards_the_unknown_rate(lake: Lake) ->
     )
     message, audit = refused(lake, plan.paths.root)
     assert audit.unknown_rate == pytest.approx(0.07)
-    assert "unknown rate: 7.00%, limit 1.00%" in message
+    assert "unknown rate 7.00%, limit 1.00%" in message
     assert "not_json 30, refused 20, no_answer 10, too_long 10" in message
     assert "--accept-unknown-rate" in message
     assert failed(audit) == ["unknown rate"]
