@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millrace.cli.common import EnrichmentName, user
 from millrace.errors import ConfigError, RefusedError
 from millrace.local import LocalSite, locked, quiet
+
+if TYPE_CHECKING:
+    from millrace.airflow.run_here import Ended
 
 _PANEL = "This machine"
 DEMO = "review_insights"
@@ -117,7 +120,7 @@ def _run(site: LocalSite, enrichment: str, conf: dict[str, Any]) -> None:
             ended = start(enrichment, conf, terminal)
     except BlockingIOError:
         raise RefusedError("another `millrace run` is at work on this machine; wait until it ends.") from None
-    _summarize(site, enrichment, ended.dag_run_id)
+    _summarize(site, enrichment, ended)
     if ended.state != "success":
         typer.secho(f"\nThe run failed after {ended.seconds:.0f} s.", fg=typer.colors.RED, err=True)
         for error in ended.errors:
@@ -127,7 +130,7 @@ def _run(site: LocalSite, enrichment: str, conf: dict[str, Any]) -> None:
     typer.echo(f"done in {ended.seconds:.0f} s")
 
 
-def _summarize(site: LocalSite, enrichment: str, dag_run_id: str) -> None:
+def _summarize(site: LocalSite, enrichment: str, ended: Ended) -> None:
     """Print the report's summary and where the report is; nothing for a run that never got a plan."""
     from millrace import report
     from millrace.config_db import ConfigDb
@@ -135,7 +138,8 @@ def _summarize(site: LocalSite, enrichment: str, dag_run_id: str) -> None:
     from millrace.layout import RunPaths
 
     for row in ConfigDb(site.config_db).runs(enrichment, limit=50):
-        if row.dag_run_id == dag_run_id and row.plan_id:
+        if row.dag_run_id == ended.dag_run_id and row.plan_id:
             lake, paths = Lake(site.settings.lake), RunPaths(enrichment, row.partition, row.plan_id)
-            report.summary(lake, paths.root)
-            typer.echo(f"report: {lake.uri(paths.report(dag_run_id))}/report.html")
+            typer.echo()
+            report.print_summary(lake, paths.root, ended.state)
+            typer.echo(f"report: {lake.uri(paths.report(ended.dag_run_id))}/report.html")
