@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -490,8 +490,3 @@ def _at_version(lake: Lake, target: str, version: int, table: DeltaTable) -> Del
 def _choices(history: list[PublishedVersion]) -> str:
     listed = ", ".join(f"{found.version} ({found.at:%Y-%m-%d %H:%M}, {found.rows:,} rows)" for found in history[:10])
     return f"Versions of this date: {listed}." if listed else "This date was never published."
-
-
-def version_dict(found: PublishedVersion) -> dict[str, Any]:
-    """A version as plain JSON values, for `--json`."""
-    return asdict(found) | {"at": found.at.isoformat()}
