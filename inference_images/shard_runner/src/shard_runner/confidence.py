@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from millrace.answers import AnswerSchema
+from millrace.answers.kinds import OneLabel
 
 
 def label_confidence(
@@ -16,7 +17,7 @@ def label_confidence(
     `pieces` are the tokens' texts with their probabilities. A label's probability is the product over the tokens that touch it: under a
     grammar they are conditional on what may follow, so a token that the grammar forces counts 1.
     """
-    names = [name for name, spec in schema.to_dict().items() if "labels" in spec]
+    names = [field.name for field in schema.fields if isinstance(field.kind, OneLabel)]
     spans = _compact_spans(text, schema.names) if form == "compact" else _json_spans(text, names)
     found: dict[str, float] = {}
     position = 0
