@@ -89,8 +89,10 @@ class Tokens(Record):
     completion: int = 0
 
 
-class Phases(Record):
+class Phases(BaseModel):
     """Where a runner's wall time went, in seconds; `full` is the time the engine had as many requests as it takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")  # no Record, whose method is called `load`
 
     load: float = 0
     start: float = 0

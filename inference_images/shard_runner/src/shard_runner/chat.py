@@ -12,9 +12,29 @@ from millrace.errors import ConfigError
 # Control markers of common chat formats. Models that write their turns in plain text do not list them as special tokens,
 # and an endpoint's tokenizer is not at hand: these are neutralised for every engine.
 KNOWN_MARKERS = frozenset(
-    ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|system|>", "<|user|>"]
-    + ["<|assistant|>", "<|end|>", "<s>", "</s>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<think>", "</think>"]
-    + ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"]
+    {
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|eot_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|system|>",
+        "<|user|>",
+    }
+    | {
+        "<|assistant|>",
+        "<|end|>",
+        "<s>",
+        "</s>",
+        "<bos>",
+        "<eos>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<think>",
+        "</think>",
+    }
+    | {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"}
 )
 _MARKER = re.compile(r"^[<\[|].*[>\]|]$", re.DOTALL)
 

@@ -129,7 +129,8 @@ class Probe:
         if manifest is None or not verdict.rows_per_s:
             return ""
         requests = sum(shard.requests for shard in manifest.shards)
-        return f"; {requests:,} requests in {len(manifest.shards)} shards take about {requests / verdict.rows_per_s / 60:.0f} min on one engine"
+        minutes = requests / verdict.rows_per_s / 60
+        return f"; {requests:,} requests in {len(manifest.shards)} shards take about {minutes:.0f} min on one engine"
 
 
 def check_without_engine(plan: Plan, model: PinnedModel, folder: Path | None) -> None:

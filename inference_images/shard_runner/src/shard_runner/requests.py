@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import orjson
-import pyarrow as pa
 
 from millrace.errors import ConfigError
 from millrace.lake import Lake
 from millrace.records import ShardEntry
 from millrace.schemas import REQUEST, schema_differences
 
-# Requests that are held and sorted together. Long ones first shortens only the tail, and the tail is made of the last
-# window, so sorting within windows gives what sorting the whole shard would, in a few MB whatever the shard's size.
+# Requests that are held at once: a few MB, and far more than an engine's cache keeps apart.
 WINDOW = 4096
 _BATCH = 1024
 
@@ -50,32 +50,34 @@ def read_ids(lake: Lake, shard: ShardEntry) -> set[str]:
     return ids
 
 
-def stream(lake: Lake, shard: ShardEntry, wanted: set[str], prefix_fields: Sequence[str]) -> Iterator[Request]:
-    """The shard's requests whose id is in `wanted`, window by window.
+def stream(
+    lake: Lake, shard: ShardEntry, wanted: set[str], prefix_fields: Sequence[str], tail: int
+) -> Iterator[Request]:
+    """The shard's requests whose id is in `wanted`, as the files have them, except for two things.
 
-    Within a window, requests that share the values of `prefix_fields` (placeholders that stand before the text) are
-    neighbours, so that the engine finds their common prefix in its cache; among those the longest come first.
+    Requests that share the values of `prefix_fields` (placeholders that stand before the text) are brought together within windows, so that
+    the engine finds their common prefix in its cache. The last `tail` requests come longest first: what is asked last
+    should be short, so that the engine does not wait half empty for one long answer. Sorting more would not shorten that, but would put
+    all long texts together, and where long ones answer worse that looks like a broken prompt; so `tail` is the early stop's window.
     """
-    window: list[Request] = []
+
+    def prefix(request: Request) -> tuple[str, ...]:
+        return tuple(request.values.get(name) or "" for name in prefix_fields)
+
+    held: deque[Request] = deque()
+    requests = _read(lake, shard, wanted)
+    while window := list(islice(requests, WINDOW)):
+        held.extend(sorted(window, key=prefix) if prefix_fields else window)
+        while len(held) > tail:
+            yield held.popleft()
+    yield from sorted(held, key=lambda request: (prefix(request), -request.est_tokens))
+
+
+def _read(lake: Lake, shard: ShardEntry, wanted: set[str]) -> Iterator[Request]:
     for ref in shard.files:
         with lake.parquet(ref.path) as file:
             for batch in file.iter_batches(_BATCH, columns=REQUEST.names):
-                window += _requests(batch, wanted)
-                if len(window) >= WINDOW:
-                    yield from _ordered(window, prefix_fields)
-                    window = []
-    yield from _ordered(window, prefix_fields)
-
-
-def _requests(batch: pa.RecordBatch, wanted: set[str]) -> Iterator[Request]:
-    ids, inputs, tokens = (column.to_pylist() for column in batch.columns)
-    for request_id, text, est_tokens in zip(ids, inputs, tokens, strict=True):
-        if request_id in wanted:
-            yield Request(request_id, orjson.loads(text), est_tokens)
-
-
-def _ordered(window: list[Request], prefix_fields: Sequence[str]) -> list[Request]:
-    def key(request: Request) -> tuple[tuple[str, ...], int]:
-        return tuple(request.values.get(name) or "" for name in prefix_fields), -request.est_tokens
-
-    return sorted(window, key=key)
+                ids, inputs, tokens = (column.to_pylist() for column in batch.columns)
+                for request_id, values, est_tokens in zip(ids, inputs, tokens, strict=True):
+                    if request_id in wanted:
+                        yield Request(request_id, orjson.loads(values), est_tokens)

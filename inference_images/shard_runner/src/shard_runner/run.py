@@ -222,7 +222,8 @@ class ShardWork:
         self.asker = Asker(self._plan, self.spec.model, self.pump.engine.tokenizer)
         self._warm_up(self.asker)
         self._progress.start()
-        requests = stream(attempt.lake, self._shard, remaining, prefix_fields(self._plan))
+        tail = self._plan.enrichment.limits.early_stop_requests
+        requests = stream(attempt.lake, self._shard, remaining, prefix_fields(self._plan), tail)
         looked = time.monotonic()
         try:
             for answer in self.pump.answers(self.asker.asks(requests)):
