@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-import millrace
 from millrace import publishing, validation
 from millrace.errors import ConfigError, IncompleteError, NotFoundError, RefusedError, UnavailableError
 from millrace.lake import Lake
 from millrace.records import Audit, Joined
-from tests.unit.publishing.runs import DATE, joined_run, make_plan, read_rows, ready, spec
+from tests.unit.publishing.runs import DATE, joined_run, make_plan, publish_together, read_rows, ready, spec
 
 OTHER = "2026-11-02"
 Keys = Callable[..., list[tuple[str, str]]]
@@ -310,46 +305,6 @@ def test_history_says_what_each_commit_was(lake: Lake) -> None:
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
-
-# One interpreter imports everything, then forks a process per run before any library has started threads; all are let go at once.
-_PUBLISH = """
-import os, sys
-from millrace.errors import RefusedError
-from millrace.lake import Lake
-from millrace.publishing import publish
-root, runs = sys.argv[1], [run.split("=") for run in sys.argv[2:]]
-gate, opener = os.pipe()
-children = []
-for run, number in runs:
-    child = os.fork()
-    if child == 0:
-        os.close(opener)
-        os.read(gate, 1)
-        try:
-            said, code = str(publish(Lake(root), run, int(number))), 0
-        except RefusedError as error:
-            said, code = f"refused: {error}", 0
-        except BaseException as error:
-            said, code = repr(error), 1
-        os.write(1, (said + "\\n").encode())
-        os._exit(code)
-    children.append(child)
-os.close(opener)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-"""
-
-
-def publish_together(lake: Lake, runs: list[tuple[str, int]]) -> list[str]:
-    """Publish each run in a process of its own, all let go at once; the last words of each."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PUBLISH, lake.root, *(f"{run}={number}" for run, number in runs)],
-        env=os.environ | {"PYTHONPATH": str(Path(millrace.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
 
 
 def test_two_processes_that_publish_one_plan_of_a_new_date_leave_one_version(lake: Lake, keys: Keys) -> None:
