@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +11,13 @@ from urllib.parse import unquote
 import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from millrace.enrichment import Enrichment, Source
 from millrace.errors import ConfigError, NotFoundError
 from millrace.lake import Lake
 from millrace.plan import SourceFile, SourceSnapshot
+from millrace.publishing import storage_options
 from millrace.schemas import spark_type
 
 # Partition value -> a function that lists its files: on an object store only the partition that is wanted is listed.
@@ -35,26 +36,35 @@ def snapshot(lake: Lake, enrichment: Enrichment, partition: str) -> SourceSnapsh
     source = enrichment.source
     table, path = (Lake(source.path), "") if source.path.startswith("s3://") else (lake, source.path.rstrip("/"))
     folders = table.folders(path)
-    is_delta = "_delta_log" in folders
+    delta = None
+    if "_delta_log" in folders:
+        delta = DeltaTable(table.uri(path), storage_options=storage_options(table))
     by_partition = (
-        _delta_partitions(table, path, enrichment)
-        if is_delta
+        _delta_partitions(delta, table, path, enrichment)
+        if delta
         else _parquet_partitions(table, path, folders, enrichment)
     )
     files = by_partition[partition]() if partition in by_partition else []
     if not files and source.on_missing == "fail":
         raise NotFoundError(_missing(enrichment, partition, sorted(by_partition)))
-    # A partition that may be missing takes its types from the newest one there is.
-    typed = files or next((found for _, get in sorted(by_partition.items(), reverse=True) if (found := get())), [])
+    if delta:
+        # Its files may lack a column that was added later: Delta reads it as null.
+        schemas = {"the table": pa.schema(delta.schema().to_arrow())}
+    else:
+        # A partition that may be missing takes its types from the newest one there is.
+        typed = files or next((found for _, get in sorted(by_partition.items(), reverse=True) if (found := get())), [])
+        if not typed:
+            raise NotFoundError(_missing(enrichment, partition, []))
+        schemas = _footers(table, typed)
     return SourceSnapshot(
-        format="delta" if is_delta else "parquet",
+        format="delta" if delta else "parquet",
         path=table.uri(path),
         partition_column=source.partition_column,
         # Files of a Delta table never change, so their list says everything. The table's version would make another plan
         # out of every commit to another date.
         delta_version=None,
         files=files,
-        columns=_columns(table, typed, enrichment, partition),
+        columns=_columns(schemas, enrichment),
     )
 
 
@@ -104,11 +114,8 @@ def _parquet_files(table: Lake, folder: str) -> list[SourceFile]:
     return sorted(files, key=lambda file: file.path)
 
 
-def _delta_partitions(table: Lake, path: str, enrichment: Enrichment) -> Partitions:
-    from deltalake import DeltaTable
-
+def _delta_partitions(delta: DeltaTable, table: Lake, path: str, enrichment: Enrichment) -> Partitions:
     source = enrichment.source
-    delta = DeltaTable(table.uri(path))
     features = set(delta.protocol().reader_features or ())
     for feature, words in _UNREADABLE_DELTA.items():
         if feature in features:
@@ -134,39 +141,42 @@ def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def _columns(table: Lake, files: list[SourceFile], enrichment: Enrichment, partition: str) -> dict[str, str]:
-    """Types of the columns that the run reads, from the files' footers; all files must agree."""
-    if not files:
-        raise NotFoundError(_missing(enrichment, partition, []))
+def _footers(table: Lake, files: list[SourceFile]) -> dict[str, pa.Schema]:
+    """The schema of each file, by its path."""
 
-    def footer(file: SourceFile) -> pa.Schema:
-        return pq.read_schema(table.relative(file.path), filesystem=table.fs)
+    def footer(file: SourceFile) -> tuple[str, pa.Schema]:
+        path = table.relative(file.path)
+        return path, pq.read_schema(path, filesystem=table.fs)
 
     # A footer is one small read; many files on an object store are worth overlapping.
     with ThreadPoolExecutor(max_workers=16) as pool:
-        schemas = list(pool.map(footer, files))
-    source, name = enrichment.source, f"{enrichment.name}.yaml"
+        return dict(pool.map(footer, files))
+
+
+def _columns(schemas: dict[str, pa.Schema], enrichment: Enrichment) -> dict[str, str]:
+    """Types of the columns that the run reads; all files must agree. Raises one ConfigError for everything that is wrong."""
+    source, file = enrichment.source, f"{enrichment.name}.yaml"
+    (first_name, first), *others = schemas.items()
     needed = {"key": [source.key], "text": [source.text], "keep": list(source.keep)}
     problems = [
-        f"{name}: source.{key}: the table '{source.path}' has no column '{column}'; it has {', '.join(schemas[0].names)}"
+        f"{file}: source.{key}: the table '{source.path}' has no column '{column}'; it has {', '.join(first.names)}"
         for key, columns in needed.items()
         for column in columns
-        if column not in schemas[0].names
+        if column not in first.names
     ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    asked = [column for columns in needed.values() for column in columns]
-    asked += [c for c in schemas[0].names if c not in asked and source.exclude and c in source.exclude]
-    types = {column: _plain(schemas[0].field(column).type) for column in asked}
+    asked = [column for columns in needed.values() for column in columns if column in first.names]
+    asked += [c for c in first.names if c not in asked and source.exclude and c in source.exclude]
+    types = {column: _plain(first.field(column).type) for column in asked}
     for column, dtype in types.items():
-        problems += _type_problems(source, name, column, dtype)
-        problems += [
-            f"{name}: column '{column}' is {dtype} in '{os.path.basename(files[0].path)}', but "
-            f"{_plain(s.field(column).type) if column in s.names else 'missing'} in '{os.path.basename(file.path)}'; "
-            "write the partition again with one schema"
-            for file, s in zip(files[1:], schemas[1:], strict=True)
-            if column not in s.names or _plain(s.field(column).type) != dtype
-        ][:3]
+        problems += _type_problems(source, file, column, dtype)
+        for name, schema in others:
+            found = _plain(schema.field(column).type) if column in schema.names else "missing"
+            if found != dtype:
+                problems.append(
+                    f"{file}: column '{column}' is {dtype} in '{first_name}', but {found} in '{name}'; "
+                    "write the partition again with one schema"
+                )
+                break
     if problems:
         raise ConfigError("\n".join(problems))
     return {column: str(dtype) for column, dtype in types.items()}

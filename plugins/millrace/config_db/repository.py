@@ -180,11 +180,14 @@ class ConfigDb:
 
     # runs
 
-    def register_run(self, enrichment: str, partition: str, dag_run_id: str, is_alive: Callable[[str], bool]) -> int:
+    def register_run(
+        self, enrichment: str, partition: str, dag_run_id: str, is_alive: Callable[[str], bool], *, above: int = 0
+    ) -> int:
         """Claim a partition for a DAG run and return the claim's number, which only grows.
 
         The same DAG run again keeps its number, unless another has claimed the partition since. Raises RefusedError
         naming the holder when another DAG run holds it and `is_alive(its id)`; a holder that is not alive is superseded.
+        A new number is higher than `above` too: the highest that the target table has seen, which outlives a lost database.
         """
         with self._session(lock=f"run {enrichment} {partition}") as session:
             newest = _newest(session, enrichment, partition)
@@ -199,7 +202,7 @@ class ConfigDb:
                     )
                 newest.state, newest.ended_at = RunState.SUPERSEDED, utc_now()
                 session.flush()  # at most one claim may be open at any moment
-            number = newest.number + 1 if newest else 1
+            number = max(newest.number if newest else 0, above) + 1
             session.add(Run(enrichment=enrichment, partition=partition, number=number, dag_run_id=dag_run_id))
             return number
 

@@ -222,6 +222,11 @@ class TestRuns:
         )
         assert run.ended_at is not None
 
+    def test_number_is_higher_than_what_the_table_has_seen(self, db: ConfigDb) -> None:
+        """A new, empty config table beside a lake that has been published to."""
+        assert db.register_run("e", "d", "first", dead, above=7) == 8
+        assert db.register_run("e", "d", "second", dead, above=7) == 9
+
     def test_registered_at_once_one_holds_the_date(self, db: ConfigDb) -> None:
         def register(dag_run: str) -> int | None:
             try:

@@ -190,7 +190,9 @@ class TestMistakes:
 
     def test_files_that_disagree(self, checkout: Checkout) -> None:
         checkout.write_source(ROWS.drop_columns("stars"), name="part-1.parquet")
-        self.refused(checkout, ConfigError, "'stars' is int32 in 'part-0.parquet', but missing in 'part-1.parquet'")
+        folder = "source/reviews/dt=2026-11-01"
+        words = f"'stars' is int32 in '{folder}/part-0.parquet', but missing in '{folder}/part-1.parquet'"
+        self.refused(checkout, ConfigError, words)
 
     def test_no_active_prompt(self, checkout: Checkout) -> None:
         checkout.write_enrichment(prompt="another")
@@ -284,5 +286,9 @@ class TestSource:
         write_deltalake(uri, table.set_column(3, "dt", pa.array(["2026-11-02"])), mode="append")
         assert DeltaTable(uri).version() == 2
         assert checkout.plan().plan_id == before.plan_id, "a commit to another date changes nothing"
+        later = pa.table({"id": ["1"], "body": ["x"], "stars": [5], "lang": ["en"], "dt": ["2026-11-02"]})
+        write_deltalake(uri, later, mode="append", schema_mode="merge")
+        checkout.write_enrichment(source=SPEC["source"] | {"path": "source/delta", "keep": ["lang"]})
+        assert checkout.plan().decision.source.columns["lang"] == "string", "a column added later"
         with pytest.raises(NotFoundError, match="2026-11-01, 2026-11-02"):
             checkout.plan("2026-11-03")
