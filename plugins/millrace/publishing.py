@@ -83,8 +83,10 @@ def target_schema(plan: Plan) -> pa.Schema:
     source, columns = plan.enrichment.source, plan.decision.source.columns
     try:
         keep = [pa.field(name, _stored(arrow_type(columns[name]))) for name in source.keep]
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{plan.decision.enrichment}: source.keep: a column's type is not known: {error}") from error
+        for column in keep:
+            spark_type(column.type)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{plan.decision.enrichment}: source.keep: {error}") from error
     return enriched_schema(source.key, keep, plan.enrichment.schema.arrow_fields(), PARTITION)
 
 
@@ -123,6 +125,7 @@ def check_target(lake: Lake, plan: Plan) -> None:
         raise ConfigError(
             f"{plan.decision.enrichment}: target.path: '{target}' is a URL; the target is a folder below the lake."
         )
+    target_schema(plan)
     table = open_table(lake, target)
     if table is not None:
         _check_table(table, plan)

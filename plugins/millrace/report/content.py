@@ -17,6 +17,7 @@ _CHANGES = {
     "truncated": "cut to limits.max_text_chars",
     "unwrapped": "taken out of a JSON object",
     "control_chars": "freed of control characters",
+    "bad_utf8": "with broken UTF-8 mended",
 }
 
 

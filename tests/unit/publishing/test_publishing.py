@@ -216,6 +216,11 @@ class TestSchemaEvolution:
         publishing.check_target(lake, make_plan(lake, **WIDER))
         publishing.check_target(lake, make_plan(lake, answer={"tone": {"labels": ["warm", "cold"]}}))
 
+    def test_a_kept_column_of_a_type_that_tables_do_not_take_is_refused_at_plan_time(self, lake: Lake) -> None:
+        plan = make_plan(lake, columns={"id": "string", "rating": "duration[s]"})
+        with pytest.raises(ConfigError, match=r"source.keep: column type duration\[s\] is not supported"):
+            publishing.check_target(lake, plan)
+
     def test_every_kind_of_column_survives_the_table(self, lake: Lake) -> None:
         columns = {
             "id": "string",
