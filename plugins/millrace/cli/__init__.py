@@ -7,7 +7,6 @@ Each module here adds its commands in a function `register(app)`. A command impo
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -47,5 +46,4 @@ app = typer.Typer(
 )
 
 for _module in _MODULES:
-    if find_spec(f"millrace.cli.{_module}"):
-        import_module(f"millrace.cli.{_module}").register(app)
+    import_module(f"millrace.cli.{_module}").register(app)

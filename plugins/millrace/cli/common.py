@@ -21,13 +21,19 @@ EnrichmentName = Annotated[str, typer.Argument(metavar="ENRICHMENT", help="Name 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-def open_config_db() -> ConfigDb:
-    """The config table that MILLRACE_CONFIG_DB names, else the local database once `millrace demo` or `up` has made it."""
-    from millrace.config_db import ConfigDb
+def config_db_url() -> str | None:
+    """What MILLRACE_CONFIG_DB names, else the local database once `millrace demo` or `up` has made it; None before that."""
     from millrace.local import LocalSite
 
     site = LocalSite.from_env()
-    return ConfigDb(site.config_db if site.is_prepared else site.settings.require_config_db())
+    return site.config_db if site.settings.config_db or site.is_prepared else None
+
+
+def open_config_db() -> ConfigDb:
+    """The config table. Raises ConfigError, saying how to get one, where there is none."""
+    from millrace.config_db import ConfigDb
+
+    return ConfigDb(config_db_url() or Settings.from_env().require_config_db())
 
 
 def user() -> str:

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from millrace.canonical import content_hash
-from millrace.cli.common import EnrichmentName, Json, open_config_db, print_json, print_table
+from millrace.cli.common import EnrichmentName, Json, config_db_url, open_config_db, print_json, print_table
 from millrace.errors import ConfigError
 from millrace.settings import Settings
 
@@ -80,8 +80,8 @@ def add(
 ) -> None:
     """Add a model, or a new version of one.
 
-    A folder is copied into the store, whole or not at all, under the hash of its files; adding the same files again does nothing. Where
-    MILLRACE_CONFIG_DB is set the model is registered too; without it, `millrace demo` and `millrace up` register it later.
+    A folder is copied into the store, whole or not at all, under the hash of its files; adding the same files again does
+    nothing. Where there is a config table the model is registered in it too; else `millrace demo` and `millrace up` do it later.
 
     Example: `millrace models add smollm2-135m-instruct --from ./smollm2`
     """
@@ -110,13 +110,14 @@ def add(
         return
     if not source:
         raise ConfigError("Say where the model is: --from FOLDER for files, or --endpoint URL for an API.")
-    if columns and not settings.config_db:
+    registers = config_db_url() is not None
+    if columns and not registers:
         raise ConfigError(
             "Settings and prices of a model are kept in the config table: set MILLRACE_CONFIG_DB, or leave them out now."
         )
     model = model_store.add_model(source, name, settings.models)
     typer.echo(f"{name}: {model.digest[:12]} is in the store ({model.bytes / 1e6:,.0f} MB).")
-    if settings.config_db:
+    if registers:
         model_store.register(open_config_db(), model, **columns)
         typer.echo(f"{name}: registered in the config table.")
 
@@ -129,7 +130,7 @@ def list_(as_json: Json = False) -> None:
     stored = model_store.stored_models(settings.models)
     versions = {(model.name, model.digest) for model in stored}
     rows: list[tuple[Any, ...]] = []
-    if settings.config_db:
+    if config_db_url():
         for row in open_config_db().models():
             there = row.engine != "vllm" or (row.name, row.digest) in versions
             state = "ready" if there else "not in the store"

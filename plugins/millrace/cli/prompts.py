@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from millrace.cli.common import Json, open_config_db, print_table, sound_enrichments, user
+from millrace.enrichment import load_enrichments
 from millrace.errors import ConfigError
 from millrace.settings import Settings
 
@@ -52,7 +53,9 @@ def activate(name: Name, version: Annotated[int, typer.Argument(help="The versio
     Refused when an enrichment that uses the prompt could not fill a placeholder, or when the text has none. A retired version can
     be activated again. Runs that are under way keep the version of their plan.
     """
-    open_config_db().activate_prompt(name, version, sound_enrichments().values())
+    # A file that is broken uses no prompt until it is mended; `millrace enrichments` names it.
+    enrichments = load_enrichments(Settings.from_env().enrichments)[0]
+    open_config_db().activate_prompt(name, version, enrichments.values())
     typer.echo(f"{name}: version {version} is active")
 
 
