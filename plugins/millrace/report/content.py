@@ -135,7 +135,7 @@ def _headline(found: Findings) -> list[str]:
     else:
         lines.append("Not published. " + _still_live(found))
     if found.trouble:
-        lines.append(f"Ended at {found.trouble.step}: {found.trouble.reason}")
+        lines.append(f"{'Ended' if found.ended else 'Stands'} at {found.trouble.step}: {found.trouble.reason}")
     if found.plan.decision.row_sample is not None:
         lines.append(f"A sample of at most {found.plan.decision.row_sample:,} rows, not the whole date.")
     if audit.override and audit.passed and audit.unknown_rate > limit:
@@ -186,7 +186,8 @@ def _journey(found: Findings) -> list[Stop]:
         stops.append(Stop("Source", f"{manifest.rows:,}", "rows", [f"{files:,} files", *changed[:3]]))
         skipped = sum(manifest.skipped_rows.values())
         repeats = manifest.rows - skipped - manifest.requests
-        aside = [f"{repeats:,} rows repeat another exactly", f"{skipped:,} rows are not asked"]
+        aside = [f"{repeats:,} rows repeat another exactly"] if repeats else []
+        aside += [f"{skipped:,} rows are not asked"] if skipped else []
         stops.append(Stop("Deduplicated", f"{manifest.requests:,}", "requests", aside))
         asked = manifest.requests - manifest.reused
         stops.append(Stop("Looked up", f"{manifest.reused:,}", "answered before", [f"{asked:,} left to ask"]))

@@ -46,6 +46,7 @@ class Findings:
     audit: Audit
     manifest: Manifest | None
     state: str  # "published", "not published" or "superseded"
+    ended: bool  # False where nobody said how the DAG run ended: it may be at work
     version: int | None  # of the table, when this plan is live
     live: dict | None  # what readers of the date see: publishing.live_plan
     verdict: Verdict | None
@@ -78,6 +79,7 @@ def find(lake: Lake, run: str, state: str | None, step_seconds: Mapping[str, flo
         audit=audit,
         manifest=manifest,
         state="published" if is_live else "superseded" if was_published else "not published",
+        ended=state is not None,
         version=live["version"] if live and is_live else None,
         live=live,
         verdict=verdict,
