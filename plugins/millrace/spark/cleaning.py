@@ -1,0 +1,115 @@
+"""What is done to a text before a model sees it: total, idempotent, counted. The warehouse's own text is never touched.
+
+In this order, each only where it applies:
+
+1. bytes that are not UTF-8, lone surrogates included, become U+FFFD (`bad_utf8`);
+2. control characters other than tab, line feed and carriage return go (`control_chars`);
+3. where the enrichment says `unwrap_json: field`, a text that is one JSON object, plain or escaped, becomes that field's value
+   (`unwrapped`); one that is still such an object afterwards stays as it was, so that cleaning twice is cleaning once;
+4. a text of more than `max_text_chars` code points is cut there, and if that splits a word, at the white space before it, at most 40
+   characters back (`truncated`); or the row is skipped as `too_long` where the enrichment says so.
+
+All else stays: emoji and their joiners, combining marks, direction marks, U+2028, spaces at the ends. Changing what these verbs
+return changes what the model is asked: raise `millrace.plan.CLEANING_VERSION` with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from millrace.enrichment import Enrichment
+
+CHANGES = ("bad_utf8", "control_chars", "unwrapped", "truncated")
+
+_CONTROLS = r"[\x00-\x08\x0B\x0C\x0E-\x1F]"
+# Unicode's white space, and the zero-width space and byte-order mark, which look as empty.
+_SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
+_SPLIT_WORD = rf"(?<=[^{_SPACES}])[{_SPACES}]+[^{_SPACES}]{{1,40}}\z"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The part of an enrichment that cleaning depends on."""
+
+    max_chars: int
+    cut: bool
+    unwrap: str | None
+
+    @classmethod
+    def of(cls, enrichment: Enrichment) -> Rules:
+        limits = enrichment.limits
+        return cls(limits.max_text_chars, limits.too_long == "cut", enrichment.source.unwrap_json)
+
+
+def clean_characters(text: Column) -> Column:
+    """Steps 1 and 2, for texts and for the other values of a prompt."""
+    return F.regexp_replace(F.make_valid_utf8(text), _CONTROLS, "")
+
+
+def clean(text: Column, rules: Rules) -> Column:
+    """All four steps; null stays null."""
+    unwrapped = _unwrapped(clean_characters(text), rules)
+    return _cut(unwrapped, rules) if rules.cut else unwrapped
+
+
+def changes(text: Column, rules: Rules) -> dict[str, Column]:
+    """Which steps change a text: name from CHANGES -> boolean."""
+    plain = clean_characters(text)
+    unwrapped = _unwrapped(plain, rules)
+    return {
+        "bad_utf8": ~F.is_valid_utf8(text),
+        "control_chars": F.make_valid_utf8(text).rlike(_CONTROLS),
+        "unwrapped": unwrapped != plain if rules.unwrap else F.lit(False),
+        "truncated": F.char_length(unwrapped) > rules.max_chars if rules.cut else F.lit(False),
+    }
+
+
+def may_change(text: Column, encoded: Column, rules: Rules) -> Column:
+    """False only if `clean` would return the text as it is; costs a tenth of cleaning.
+
+    `encoded` is the JSON of the text (and of other values): JSON writes every control character as an escape and every
+    malformed byte as U+FFFD, so a search for those in it answers for all steps but the length and the wrapping.
+    """
+    marks = [F.contains(encoded, F.lit(mark)) for mark in ("\\u00", "\\b", "\\f", "\ufffd")]
+    found = marks[0] | marks[1] | marks[2] | marks[3] | (F.octet_length(text) > rules.max_chars)
+    return found | F.substring(F.ltrim(text), 1, 1).isin("{", '"') if rules.unwrap else found
+
+
+def is_blank(text: Column) -> Column:
+    """Null, or nothing but white space. Looks beyond the first character only where that is white space."""
+    starts_blank = F.substring(text, 1, 1).isin(*_SPACES)
+    return F.when(starts_blank, F.btrim(text, F.lit(_SPACES)) == "").otherwise(F.coalesce(text == "", F.lit(True)))
+
+
+def _unwrapped(text: Column, rules: Rules) -> Column:
+    if rules.unwrap is None:
+        return text
+    inner = clean_characters(_field(text, rules.unwrap))
+    return F.when(inner.isNotNull() & _field(inner, rules.unwrap).isNull(), inner).otherwise(text)
+
+
+def _field(text: Column, field: str) -> Column:
+    """The field of a text that is one JSON object, or one escaped as a JSON string with or without its quotes; else null."""
+    trimmed = F.trim(text)
+    plain = (
+        F.when(trimmed.startswith('"'), F.get_json_object(_only(trimmed), "$[0]"))
+        .when(trimmed.startswith('{\\"'), F.get_json_object(_only(F.concat(F.lit('"'), trimmed, F.lit('"'))), "$[0]"))
+        .otherwise(trimmed)
+    )
+    return F.when(F.trim(plain).startswith("{"), F.get_json_object(_only(plain), f"$[0]['{field}']"))
+
+
+def _only(text: Column) -> Column:
+    """The text in brackets if it is one whole JSON value. Spark's JSON functions ignore what follows the first value."""
+    listed = F.concat(F.lit("["), text, F.lit("]"))
+    return F.when(F.json_array_length(listed) == 1, listed)
+
+
+def _cut(text: Column, rules: Rules) -> Column:
+    head = F.substring(text, 1, rules.max_chars)
+    splits_a_word = ~F.substring(text, rules.max_chars + 1, 1).isin(*_SPACES)
+    cut = F.when(splits_a_word, F.regexp_replace(head, _SPLIT_WORD, "")).otherwise(head)
+    return F.when(F.char_length(text) > rules.max_chars, cut).otherwise(text)
