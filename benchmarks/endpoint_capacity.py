@@ -4,7 +4,8 @@
 
 Starts the tests' OpenAI-style server with a hard capacity (calls above it get 429) and `shard-runner run` on a shard of made-up
 texts, each as a process of its own, and reads the server's counters once the runner is warm and again before its tail. The last
-line is JSON. `ratio` is answered rows/s over `capacity_rows_per_s` = capacity / delay, which no client can exceed.
+line is JSON. `ratio` is answered rows/s over `capacity_rows_per_s` = capacity / delay, which no client can exceed;
+`call_ms` is what a call really took in the server, which is over the delay on a busy machine.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -79,24 +79,25 @@ def measure(run: Run, url: str, warm_up_s: float, seconds: float) -> dict[str, A
     """Run the shard to its end; rates are of the `seconds` after `warm_up_s` from the first call on."""
     stats_url = url.removesuffix("/v1") + "/stats"
     command = [sys.executable, "-m", "shard_runner", "run", "--run", run.uri, "--shard", SHARD]
-    with httpx.Client() as client:
 
-        def stats() -> tuple[float, dict[str, Any]]:
-            return time.monotonic(), client.get(stats_url).json()
+    def stats() -> tuple[float, dict[str, Any]]:
+        with urllib.request.urlopen(stats_url) as response:
+            return time.monotonic(), json.load(response)
 
-        runner = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-        while runner.poll() is None and stats()[1]["calls"] < 2:
-            time.sleep(0.05)
-        time.sleep(warm_up_s)
-        began, before = stats()
-        # The runner may be slower than the ideal, never faster: the tail begins after this.
-        time.sleep(seconds * 0.9)
-        ended, after = stats()
-        if runner.wait() != 0:
-            raise SystemExit(f"the runner ended with exit code {runner.returncode}")
+    runner = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    while runner.poll() is None and stats()[1]["calls"] < 2:
+        time.sleep(0.05)
+    time.sleep(warm_up_s)
+    began, before = stats()
+    # The runner may be slower than the ideal, never faster: the tail begins after this.
+    time.sleep(seconds * 0.9)
+    ended, after = stats()
+    if runner.wait() != 0:
+        raise SystemExit(f"the runner ended with exit code {runner.returncode}")
     answered, refused = after["answered"] - before["answered"], after["refused"] - before["refused"]
     completion = run.completion()
     return {
+        "call_ms": round((after["busy_s"] - before["busy_s"]) / answered * 1000, 1),
         "rows": completion.requests,
         "rows_ok": completion.statuses.get("ok", 0),
         "rows_per_s": round(answered / (ended - began), 2),

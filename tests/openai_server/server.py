@@ -42,6 +42,7 @@ class Stats:
     refused: int = 0  # for capacity
     in_flight: int = 0
     max_in_flight: int = 0
+    busy_s: float = 0.0  # sum of the times that calls took here, refused ones apart
     connections: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     first_at: float | None = None
@@ -98,10 +99,12 @@ class App:
             )
         stats.in_flight += 1
         stats.max_in_flight = max(stats.max_in_flight, stats.in_flight)
+        began = time.monotonic()
         try:
             response = await self._respond(request, body)
         finally:
             stats.in_flight -= 1
+            stats.busy_s += time.monotonic() - began
         stats.statuses[str(response.status)] += 1
         return response
 

@@ -252,10 +252,10 @@ def test_a_row_that_always_fails_costs_itself(step: dict[str, Any], reason: Reas
     """Its neighbours are answered, its tries are bounded, and its error has a name and no text of it."""
     bad = Ask("bad", "You label reviews.", "Text: the poisoned parcel", None, 32)
     with (
-        running_server([{"where": "poisoned", "times": None} | step], delay_ms=2) as server,
-        opened(server.url) as engine,
+        running_server([{"where": "poisoned", "times": None} | step], delay_ms=5) as server,
+        opened(server.url, max_concurrency=8) as engine,
     ):
-        replies = answer_all(engine, [*asks(40), bad, *asks(100)[40:]])
+        replies = answer_all(engine, [*asks(40), bad, *asks(400)[40:]])
         asked = sum("poisoned" in body["messages"][-1]["content"] for body in server.app.bodies)
     assert asked == tries
     assert all(reply.error is None for request_id, reply in replies.items() if request_id != "bad")
@@ -338,6 +338,34 @@ def test_an_endpoint_that_stays_down_ends_in_unavailable_and_fails_no_row(step: 
             engine.submit(asks(1)[0])
     assert all(reply.error is None for reply in replies.values()) and len(replies) == 19
     assert "row" not in str(caught.value) and server.url in str(caught.value)
+
+
+def test_a_wait_beyond_the_budget_in_the_middle_of_work_fails_no_row() -> None:
+    """A daily quota is used up while other calls still come back: exit 3 at once, and every row without an answer stays unasked."""
+    script = [{"do": "answer", "times": 30}, {"do": "status", "status": 429, "retry_after": "86400", "times": None}]
+    with running_server(script, delay_ms=5) as server, opened(server.url) as engine:
+        replies: list[Reply] = []
+        with pytest.raises(UnavailableError, match="asked to wait 86,400 s"):
+            for ask in asks(80):
+                engine.submit(ask)
+            while True:
+                replies += engine.poll(0.2)
+    assert len(replies) == 29 and all(reply.error is None for reply in replies)
+    assert server.stats.calls < 80
+
+
+def test_a_few_bad_rows_in_a_hundred_do_not_open_the_breaker(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows 37, 67, 97... fail at each of their five tries: as calls they would be more than a twentieth of all."""
+    script = [{"do": "status", "status": 500, "where": f"row {n}7 ", "times": None} for n in range(3, 20, 3)]
+    wanted = [Ask(f"id-{n}", "", f"row {n} ", None, 32) for n in range(500)]
+    with (
+        caplog.at_level(logging.WARNING),
+        running_server(script, delay_ms=5) as server,
+        opened(server.url, max_concurrency=8) as engine,
+    ):
+        replies = answer_all(engine, wanted)
+    assert sum(reply.error is not None for reply in replies.values()) == 6
+    assert caplog.records == []
 
 
 def test_a_key_that_is_revoked_midway_is_a_configuration_error() -> None:

@@ -55,12 +55,13 @@ def open_engine(spec: EngineSpec, env: Mapping[str, str] = os.environ) -> OpenAI
     return engine
 
 
-@dataclass
+@dataclass(repr=False)  # event loops print arguments when they report an error, and an ask holds a row's text
 class _Job:
     ask: Ask
     tries: int = 0
     spent_s: float = 0.0  # in calls and in waits between them; waiting for a paused endpoint is not the request's fault
-    first_sent: float | None = None
+    sent: tuple[float, float] = (math.inf, math.inf)  # when the last try but one left, and the last
+    excused: bool = False  # its tries were spent in an outage and given back, once
 
 
 class OpenAIEngine:
@@ -259,32 +260,36 @@ class OpenAIEngine:
         """Ask until there is a reply, or until tries or budget are spent. `epoch` belongs to the place already taken."""
         while True:
             sent = time.monotonic()
-            job.first_sent = job.first_sent or sent
+            job.sent = (min(job.sent[1], sent), sent)
             received = await self._client.complete(job.ask, self._settings.request_budget_s - job.spent_s)
             took = time.monotonic() - sent
             self._concurrency.release()
-            self._count(received, epoch, took)
+            self._count(received, epoch, took, first=job.tries == 0)
+            policy = received.policy
             job.tries += 1
             job.spent_s += took
             wait = self._wait_s(received, job.tries - 1, took)
-            if received.policy.fatal:
+            if policy.fatal:
                 self._replies.put(self._config_error(received))
                 return
-            spent = job.tries >= (received.policy.tries or self._settings.max_tries)
-            if spent or job.spent_s + wait >= self._settings.request_budget_s:
-                if received.policy.serving or self._last_success > job.first_sent:
+            too_late = job.spent_s + wait >= self._settings.request_budget_s
+            if too_late or job.tries >= (policy.tries or self._settings.max_tries):
+                # Where nothing else went through during its last two tries, or the endpoint asks to stay away for longer than
+                # any request may take, the endpoint is to blame and no row.
+                down = self._last_success < job.sent[0] and not job.excused
+                shut = policy.congestion and too_late and received.retry_after is not None
+                if policy.serving or not (down or shut):
                     self._replies.put(self._reply(job, received, took))
                     return
-                # Nothing else went through since this request was first sent: that is the endpoint's state, not its fault.
                 self._breaker.trip()
                 self._mend(received)
-                job.tries, job.spent_s, wait = 0, 0.0, 0.0
+                job.excused, job.tries, job.spent_s, wait = True, 0, 0.0, 0.0
             self._pump()
             await asyncio.sleep(wait)
             job.spent_s += wait
             epoch = await self._turn()
 
-    def _count(self, received: Received, epoch: int, took: float) -> None:
+    def _count(self, received: Received, epoch: int, took: float, first: bool) -> None:
         self._kinds[received.kind] += 1
         policy = received.policy
         # A refusal of the only call allowed is no matter of concurrency: there is nothing left to lower.
@@ -294,7 +299,9 @@ class OpenAIEngine:
         if policy.serving:
             self._last_success = time.monotonic()
             self._concurrency.succeeded(epoch, took)
-        if error or policy.serving:
+        # The breaker judges the share of requests that met an error. With their retries counted, one bad row in a hundred
+        # would look like an endpoint in trouble.
+        if first and (error or policy.serving):
             self._breaker.record(error)
             self._mend(received)
 

@@ -16,7 +16,7 @@ MAX_PAUSE_S = 60.0
 
 @dataclass
 class Breaker:
-    """Opens when over `error_share` of the last `window` calls failed; the clock is in seconds and only moves forward."""
+    """Opens when over `error_share` of the last `window` requests failed at first; the clock is in seconds and only moves forward."""
 
     window: int
     error_share: float
@@ -34,7 +34,7 @@ class Breaker:
         self._pauses = 0
 
     def record(self, error: bool) -> None:
-        """Count one call. A part-filled window is judged as if the rest of it had succeeded, so one early error is no outage."""
+        """Count one request. A part-filled window is judged as if the rest of it had succeeded, so one early error is no outage."""
         if len(self._recent) == self.window:
             self._errors -= self._recent[0]
         self._recent.append(error)

@@ -55,7 +55,9 @@ class EndpointSettings(BaseModel):
     backoff_base_s: Seconds = 0.5  # the wait before try n is random between 0 and this times 2**(n-1)...
     backoff_max_s: Seconds = 30  # ...but never more than this
 
-    breaker_window: int = Field(100, ge=10, description="calls over which the error share is judged")
+    breaker_window: int = Field(
+        100, ge=10, description="requests over which the error share is judged, by their first try"
+    )
     breaker_error_share: float = Field(0.05, ge=0, le=1)
     breaker_pause_s: Seconds = 5  # doubles with each probe that fails, up to a minute
     breaker_give_up_s: Seconds = 300
