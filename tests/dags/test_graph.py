@@ -71,7 +71,13 @@ def test_the_form_explains_each_field(dag: Any) -> None:
 
 @pytest.mark.parametrize(
     ("field", "wrong"),
-    [("partition", "yesterday"), ("partition", 20261101), ("row_sample", 0), ("row_sample", "7"), ("ask_unknowns_again", "yes")],
+    [
+        ("partition", "yesterday"),
+        ("partition", 20261101),
+        ("row_sample", 0),
+        ("row_sample", "7"),
+        ("ask_unknowns_again", "yes"),
+    ],
 )
 def test_the_form_refuses_values_of_the_wrong_type(dag: Any, field: str, wrong: Any) -> None:
     with pytest.raises(ParamValidationError):

@@ -60,7 +60,9 @@ def test_a_broken_file_is_one_clear_import_error_and_the_other_dags_stand(
     assert expected in error
 
 
-def test_the_broken_files_error_is_not_on_the_file_whose_dags_are_scheduled(folder: Path, parse: Callable[..., Any]) -> None:
+def test_the_broken_files_error_is_not_on_the_file_whose_dags_are_scheduled(
+    folder: Path, parse: Callable[..., Any]
+) -> None:
     """Airflow stops scheduling every DAG of a file with an import error, so the factory's own file must have none."""
     (folder / "enrichments" / "broken.yaml").write_text("name: broken\n")
     bag = parse(folder)
@@ -77,7 +79,9 @@ def test_all_broken_files_are_named_at_once(folder: Path, parse: Callable[..., A
 
 def test_two_enrichments_with_one_target_are_both_refused(folder: Path, parse: Callable[..., Any]) -> None:
     first = (folder / "enrichments" / "review_insights.yaml").read_text()
-    (folder / "enrichments" / "review_twin.yaml").write_text(first.replace("name: review_insights", "name: review_twin"))
+    (folder / "enrichments" / "review_twin.yaml").write_text(
+        first.replace("name: review_insights", "name: review_twin")
+    )
     bag = parse(folder)
     assert set(bag.dags) == {"review_polarity_zh"}
     (error,) = bag.import_errors.values()
@@ -91,7 +95,9 @@ def test_an_empty_folder_is_no_error(folder: Path, parse: Callable[..., Any]) ->
     assert bag.dags == {} and bag.import_errors == {}
 
 
-def test_a_backend_that_does_not_exist_is_named(folder: Path, parse: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_does_not_exist_is_named(
+    folder: Path, parse: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MILLRACE_BACKEND", "mainframe")
     (error,) = parse(folder).import_errors.values()
     assert "MILLRACE_BACKEND is 'mainframe'" in error

@@ -56,9 +56,16 @@ def test_the_date_is_the_enrichments_own_across_a_clock_change() -> None:
     """03:00 in Berlin is 02:00 UTC in winter and 01:00 in summer; in both the run covers the local day before."""
     from airflow.sdk import DAG, CronDataIntervalTimetable
 
-    dag = DAG("d", schedule=CronDataIntervalTimetable("0 1 * * *", timezone="Europe/Berlin"), start_date=datetime(2026, 1, 1))
+    dag = DAG(
+        "d", schedule=CronDataIntervalTimetable("0 1 * * *", timezone="Europe/Berlin"), start_date=datetime(2026, 1, 1)
+    )
     runs = scheduled_runs(dag, datetime(2026, 3, 27, tzinfo=UTC), 4)
-    assert [partition_of(run, "Europe/Berlin") for run in runs] == ["2026-03-27", "2026-03-28", "2026-03-29", "2026-03-30"]
+    assert [partition_of(run, "Europe/Berlin") for run in runs] == [
+        "2026-03-27",
+        "2026-03-28",
+        "2026-03-29",
+        "2026-03-30",
+    ]
 
 
 def test_old_dates_are_not_caught_up_on(dag: Any) -> None:
