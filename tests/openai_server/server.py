@@ -90,7 +90,7 @@ class App:
         body = await request.json()
         stats.calls += 1
         stats.first_at = stats.first_at or time.monotonic()
-        self.bodies[:] = [*self.bodies[-999:], body]
+        self.bodies[:] = [*self.bodies[-9999:], body]
         if options.capacity is not None and stats.in_flight >= options.capacity:
             stats.refused += 1
             stats.statuses["429"] += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from shard_runner.engines.http.replies import POLICIES, Kind, read_reply, redact
+from shard_runner.engines.http.settings import EndpointSettings
 
 JSON = {"content-type": "application/json"}
 
@@ -86,6 +88,12 @@ def test_every_kind_has_a_policy_and_only_what_serves_goes_to_the_parser() -> No
         Kind.empty,
         Kind.reasoning_only,
     }
+
+
+def test_the_page_lists_every_kind_and_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "endpoints.md").read_text()
+    names = {*Kind, *EndpointSettings.model_fields}
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_reasoning_is_kept_apart_from_the_answer() -> None:

@@ -24,9 +24,6 @@ class EndpointSettings(BaseModel):
     api_key_env: str | None = Field(
         None, description="variable that holds the key; MILLRACE_ENDPOINT_KEY, if set, otherwise"
     )
-    revision: str | None = Field(
-        None, description="declared version of the model behind the name; part of the model's digest"
-    )
 
     structured: bool = Field(
         True, description="send the answer's schema; false for servers that refuse response_format"
