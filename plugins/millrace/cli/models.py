@@ -134,17 +134,15 @@ def list_(as_json: Json = False) -> None:
         for row in open_config_db().models():
             there = row.engine != "vllm" or (row.name, row.digest) in versions
             state = "ready" if there else "not in the store"
-            rows.append(
-                (row.name, row.digest[:12], row.engine, row.endpoint or row.location[:40], row.context_tokens, state)
-            )
+            rows.append((row.name, row.digest[:12], row.engine, row.endpoint or "store", row.context_tokens, state))
     known = {row[0] for row in rows}
     rows += [
-        (m.name, m.digest[:12], "vllm", m.location[:40], m.context_tokens, "in the store only")
+        (m.name, m.digest[:12], "vllm", "store", m.context_tokens, "in the store only")
         for m in stored
         if m.name not in known
     ]
     print_table(
-        ("model", "digest", "engine", "location", "context", "state"),
+        ("model", "digest", "engine", "from", "context", "state"),
         rows,
         as_json=as_json,
         empty="No model yet. Add one with `millrace models add NAME --from FOLDER`.",

@@ -63,7 +63,7 @@ def plan(
     size = sum(file.size for file in decision.source.files)
     lines = {
         "run": made.paths.root,
-        "source": f"{decision.source.path}, {len(decision.source.files)} file(s), {size / 1e6:,.1f} MB",
+        "source": f"{decision.source.path}, {len(decision.source.files)} file(s), {size:,} bytes",
         "prompt": f"{decision.prompt.name} version {decision.prompt.version}",
         "model": f"{model.name} ({model.engine}, {model.digest[:12]})",
         "answer": f"{', '.join(made.enrichment.schema.names)} as {made.enrichment.form}, at most {decision.max_tokens} tokens",

@@ -95,16 +95,18 @@ def diff(
     else:
         row = db.prompt(name, new)
         after, after_name = PromptText(row.system, row.body), f"version {new}"
-    for part in ("system", "body"):
-        lines = difflib.unified_diff(
+    lines = [
+        line
+        for part in ("system", "body")
+        for line in difflib.unified_diff(
             getattr(before, part).splitlines(),
             getattr(after, part).splitlines(),
             f"version {before.version} {part}",
             f"{after_name} {part}",
             lineterm="",
         )
-        for line in lines:
-            typer.echo(line)
+    ]
+    typer.echo("\n".join(lines) or f"Version {before.version} and {after_name} are the same.")
 
 
 def lint(names: Names = None) -> None:

@@ -38,6 +38,7 @@ def test_every_command_explains_itself(run: Run) -> None:
 
 class TestPrompts:
     def test_pushed_listed_compared_and_activated(self, run: Run, checkout: Checkout) -> None:
+        assert run("prompts", "diff", "mood") == "Version 1 and dags/prompts/mood are the same.\n"
         checkout.write_prompt("Read: {{ text }}")
         assert "+Read: {{ text }}" in run("prompts", "diff", "mood")
         assert run("prompts", "push", "--note", "reads better") == "mood: version 2\n"
