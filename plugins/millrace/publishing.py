@@ -71,11 +71,22 @@ def storage_options(lake: Lake) -> dict[str, str]:
 
 
 def open_table(lake: Lake, target: str, version: int | None = None) -> DeltaTable | None:
-    """The enriched table at `target` (relative to the lake), afresh from storage; None when nothing was published yet."""
+    """The enriched table at `target` (relative to the lake), afresh from storage; None when nothing was published yet.
+
+    Raises UnavailableError when the store or the table's log cannot be read.
+    """
     try:
         return DeltaTable(lake.uri(target), version=version, storage_options=storage_options(lake))
     except TableNotFoundError:
         return None
+    except (DeltaError, OSError) as error:
+        raise UnavailableError(
+            f"The table '{target}' cannot be read: {_first_line(error)}. Mend it, then retry."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def target_schema(plan: Plan) -> pa.Schema:
@@ -416,6 +427,11 @@ def _commit(
         )
     except CommitFailedError:
         return None
+    except (DeltaError, OSError) as error:
+        # It may have gone in all the same; whoever tries again finds it live.
+        raise UnavailableError(
+            f"A commit to '{table.table_uri}' failed: {_first_line(error)}. Clear `publish`."
+        ) from error
     return version
 
 
@@ -483,8 +499,8 @@ def rollback(
 def _at_version(lake: Lake, target: str, version: int, table: DeltaTable) -> DeltaTable:
     try:
         found = open_table(lake, target, version) if 0 <= version <= table.version() else None
-    except DeltaError:
-        found = None
+    except UnavailableError:
+        found = None  # the log has forgotten it: the table itself was just read
     if found is None:
         raise NotFoundError(f"'{target}' has no version {version}; its newest is {table.version()}.")
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from millrace.answers import REASONS, Reason
 from millrace.records import Audit, SuiteResult
-from millrace.report.findings import MAX_OPEN_SHARDS, Findings
+from millrace.report.findings import Findings
 from millrace.validation import NOT_APPLICABLE, group_rate
 
 # A label field with thousands of labels must not make the report grow with them.
@@ -343,9 +343,9 @@ def _groups(audit: Audit) -> Section | None:
 def _open_shards(found: Findings) -> Section | None:
     if not found.open_shards or found.state == "published":
         return None
-    shown = found.open_shards[:MAX_OPEN_SHARDS]
-    rows = [[shard.shard_id, f"{shard.requests:,}", f"{shard.attempts:,}", shard.last] for shard in shown]
-    more = [f"{len(found.open_shards) - len(shown):,} more are open."] if len(found.open_shards) > len(shown) else []
+    rows = [[s.shard_id, f"{s.requests:,}", f"{s.attempts:,}", s.last] for s in found.open_shards]
+    hidden = found.audit.shards - found.audit.shards_complete - len(rows)
+    more = [f"{hidden:,} more are open."] if hidden else []
     return Section(
         "Open shards", more, Table(["shard", "requests", "attempts", "last message"], rows, frozenset({1, 2}))
     )

@@ -107,10 +107,9 @@ def _newest_verdict(lake: Lake, plan: Plan) -> Verdict | None:
 
 
 def _open_shards(lake: Lake, paths: RunPaths, manifest: Manifest) -> list[OpenShard]:
+    """The first few shards that are not complete, with how their newest attempt ended."""
     found = []
-    for shard in manifest.shards:
-        if lake.exists(paths.complete(shard.shard_id)):
-            continue
+    for shard in budget.open_shards(lake, paths, manifest)[:MAX_OPEN_SHARDS]:
         attempts = lake.folders(paths.shard(shard.shard_id))
         outcomes = [
             Outcome.load_or_none(lake, f"{paths.shard_attempt(shard.shard_id, attempt)}/outcome.json")
@@ -152,7 +151,7 @@ def _trouble(
     if manifest is None:
         return Trouble("extract", "No manifest was written.", "Read the log of the first red task, then clear it.")
     if open_shards:
-        return _open(lake, plan, manifest, open_shards)
+        return _open(lake, plan, audit, manifest)
     if audit.attempt is None:
         return Trouble(
             "join_back",
@@ -166,16 +165,16 @@ def _trouble(
     )
 
 
-def _open(lake: Lake, plan: Plan, manifest: Manifest, open_shards: list[OpenShard]) -> Trouble:
+def _open(lake: Lake, plan: Plan, audit: Audit, manifest: Manifest) -> Trouble:
     stop = Stop.load_or_none(lake, plan.paths.stop)
-    said = f"{len(open_shards):,} of {len(manifest.shards):,} shards are not complete."
+    said = f"{audit.shards - audit.shards_complete:,} of {audit.shards:,} shards are not complete."
     if stop is not None:
         return Trouble(
             "infer",
             f"{said} Stopped by {stop.by}: {stop.reason}",
             "Finished answers are kept. Remove the cause, then clear the red `infer` tasks; clearing removes stop.json.",
         )
-    if all(shard.attempts == 0 for shard in open_shards) and len(open_shards) == len(manifest.shards):
+    if not lake.folders(f"{plan.paths.root}/shards"):
         needed, allowed = budget.estimate(lake, plan, manifest)["tokens"], plan.enrichment.limits.budget_tokens
         approval = Approval.load_or_none(lake, plan.paths.approval)
         if allowed is not None and needed > allowed and not (approval and approval.approved):

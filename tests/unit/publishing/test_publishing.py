@@ -126,6 +126,12 @@ class TestRefusals:
             publishing.publish(lake, ready(lake, plan, columns=odd), 2)
         assert len(keys()) == 3
 
+    def test_when_the_log_of_the_table_cannot_be_read(self, lake: Lake) -> None:
+        run = ready(lake, make_plan(lake))
+        lake.write("enriched/reviews/_delta_log/00000000000000000000.json", b"{torn")
+        with pytest.raises(UnavailableError, match="'enriched/reviews' cannot be read"):
+            publishing.publish(lake, run, 1)
+
     def test_when_others_never_stop_committing(self, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
         run = ready(lake, make_plan(lake))
         monkeypatch.setattr(publishing, "_commit", lambda *args: None)
@@ -333,6 +339,21 @@ def test_seven_processes_publish_seven_dates_of_a_new_table(lake: Lake, keys: Ke
     said = publish_together(lake, runs)
     assert all("'already_live': False" in line for line in said)
     assert keys() == [(date, str(i)) for date in dates for i in range(3)]
+
+
+def test_a_commit_that_went_in_and_was_reported_as_lost_counts_as_done(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, keys: Keys
+) -> None:
+    """A store may write the commit and answer 503; the repeated request then meets our own file and looks like a conflict."""
+    run = ready(lake, make_plan(lake), 2)
+    commit = publishing._commit
+
+    def commit_unheard(*args: object) -> None:
+        commit(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publishing, "_commit", commit_unheard)
+    assert publishing.publish(lake, run, 1) == {"version": 1, "rows": 2, "already_live": True}
+    assert len(keys()) == 2
 
 
 def test_a_publish_killed_after_its_commit_is_seen_as_done(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
