@@ -29,7 +29,7 @@ def main() -> int:
     if isinstance(how, list):
         how = how[len(starts)]
     if sys.argv[1] == "probe":
-        print("preflight: 50 of 50 golden answers usable")
+        print(f"12:00:00 INFO 50 of 50 golden answers usable (exit {how})")
         return int(how)
     options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
     lake = Lake(os.environ["MILLRACE_LAKE"])
@@ -63,7 +63,7 @@ def main() -> int:
                 started_at=datetime.now(UTC),
             ).dump(),
         )
-    print(f"ended with {code}, as told")
+    print(f"12:00:00 INFO ended as told (exit {code})")
     return code
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
@@ -23,7 +23,7 @@ from millrace.settings import Settings
 if TYPE_CHECKING:
     from millrace.lake import Lake
     from millrace.layout import RunPaths
-    from millrace.records import Manifest, ShardEntry
+    from millrace.records import Manifest, ShardEntry, SuiteResult
 
 SPARK_CONNECTION = "spark_default"
 
@@ -81,12 +81,13 @@ class SparkStep(BaseOperator):
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
         from airflow.providers.common.compat.sdk import AirflowException
 
+        from millrace.spark.session import submit_conf
+
         apps = Settings.from_env().spark_apps
         self._hook = SparkSubmitHook(
             conn_id=SPARK_CONNECTION,
             name=f"millrace {self.task_id} {paths.enrichment} {paths.partition}",
-            # Spark's own INFO log is several hundred lines per application and would be copied into the task's log.
-            conf={"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={apps / 'log4j2.properties'}"},
+            conf=submit_conf(apps),
             application_args=["--run", paths.root],
         )
         try:
@@ -109,13 +110,22 @@ class CheckSource(SparkStep):
     def record_path(self, paths: RunPaths) -> str:
         return paths.source_check()
 
+    def settled(self, lake: Lake, paths: RunPaths) -> bool:
+        from millrace.records import SuiteResult
+
+        found = SuiteResult.load_or_none(lake, paths.source_check())
+        return found is not None and _stands(found, paths, "source")
+
     def result(self, lake: Lake, paths: RunPaths) -> None:
         from millrace.records import SuiteResult
 
         suite = SuiteResult.load(lake, paths.source_check())
         if not suite.passed:
-            raise RefusedError(describe_refusal(suite, paths))
-        step_log.info("%d of %d checks met over %s rows", *_met(suite), f"{suite.rows:,}")
+            from millrace.spark.check_source import explain
+
+            raise RefusedError(explain(suite, paths))
+        met = sum(check.outcome == "met" for check in suite.results)
+        step_log.info("%d of %d checks met over %s rows", met, suite.asked, f"{suite.rows:,}")
 
 
 class Extract(SparkStep):
@@ -151,7 +161,7 @@ class JoinBack(SparkStep):
         from millrace.records import Joined
 
         joined = Joined.load_or_none(lake, paths.joined)
-        return joined is not None and joined.suite.passed and _all_stand(lake, joined.files)
+        return joined is not None and _stands(joined.suite, paths, "enriched") and _all_stand(lake, joined.files)
 
     def result(self, lake: Lake, paths: RunPaths) -> None:
         from millrace.records import Joined
@@ -161,16 +171,11 @@ class JoinBack(SparkStep):
         step_log.info("%s rows: %s", f"{joined.rows:,}", statuses or "none")
 
 
-def describe_refusal(suite: Any, paths: RunPaths) -> str:
-    """One line for a suite that did not pass: which checks, and what each is there for."""
-    said = "; ".join(f"{check.name} is {check.outcome} ({check.why})" for check in suite.blocking[:5])
-    if not said:
-        said = f"{suite.asked} checks were asked, {len(suite.results)} answered"
-    return f"{suite.suite} of {paths.root}: {said}. Repair the source, then clear `plan`; or change expectations/{suite.suite}."
+def _stands(suite: SuiteResult, paths: RunPaths, kind: Literal["source", "enriched"]) -> bool:
+    """Whether a suite passed and is still the one in `expectations/`. The plan pins the files it judged, so it would pass again."""
+    from millrace.spark.suites import Suite
 
-
-def _met(suite: Any) -> tuple[int, int]:
-    return sum(check.outcome == "met" for check in suite.results), suite.asked
+    return suite.passed and suite.suite == Suite.load(Settings.from_env().expectations, paths.enrichment, kind).label
 
 
 def _all_stand(lake: Lake, files: list[Any]) -> bool:
@@ -195,9 +200,9 @@ class LocalRunner(BaseOperator):
         self._process: RunnerProcess | None = None
 
     def start_runner(self, *arguments: str) -> tuple[int, str]:
-        """Run it to its end; exit code and the last line it printed."""
+        """Run it to its end; exit code and its own word on how it ended, empty when it was killed."""
         self._process = RunnerProcess(*arguments)
-        return self._process.wait(), self._process.last_line
+        return self._process.wait(), self._process.last_word
 
     def on_kill(self) -> None:
         if self._process is not None:
@@ -299,13 +304,21 @@ class ShardTries:
 
         found = []
         for name in self._lake.folders(self._paths.shard(self._shard_id)):
-            _, _, rest = name.partition("-")
-            key, _, number = rest.partition("-")
-            if key == self._key and int(number) >= first_try:
-                path = f"{self._paths.shard_attempt(self._shard_id, name)}/outcome.json"
-                if outcome := Outcome.load_or_none(self._lake, path):
-                    found.append(outcome)
+            if self._is_ours(name, first_try) and (outcome := Outcome.load_or_none(self._lake, self._outcome(name))):
+                found.append(outcome)
         return found
+
+    def is_current(self, attempt: str) -> bool:
+        """Whether an attempt belongs to a try of this DAG run since the last clear."""
+        return self._is_ours(attempt, self._first)
+
+    def _is_ours(self, attempt: str, first_try: int) -> bool:
+        _, _, rest = attempt.partition("-")
+        key, _, number = rest.partition("-")
+        return key == self._key and int(number) >= first_try
+
+    def _outcome(self, attempt: str) -> str:
+        return f"{self._paths.shard_attempt(self._shard_id, attempt)}/outcome.json"
 
     def refuse_if_stopped(self) -> None:
         """Raise RefusedError while the run's `stop.json` stands; a clear since it was written removes it."""
@@ -337,13 +350,31 @@ class ShardTries:
             return (
                 error if stop is None else RefusedError(f"{message}. The run was stopped by {stop.by}: {stop.reason}")
             )
+        self._record(code, message)
         failures = [o for o in self.outcomes(self._first) if o.exit_code not in (ExitCode.COMPLETE, ExitCode.STOPPED)]
-        unrecorded = not any(outcome.attempt == self.attempt for outcome in failures)
-        if len(failures) + unrecorded > MAX_FAILURES:
+        if len(failures) > MAX_FAILURES:
             return GaveUpError(
                 f"{message}. Gave up after {MAX_FAILURES} retries of real failures; clear the task to go on."
             )
         return error
+
+    def _record(self, code: int, message: str) -> None:
+        """Record a real failure for a process that could not: it never started, or crashed. Else its try would not count."""
+        from millrace.records import Outcome, utc_now
+
+        now = utc_now()
+        outcome = Outcome(
+            plan_id=self._paths.plan_id,
+            shard_id=self._shard_id,
+            attempt=self.attempt,
+            exit_code=code,
+            message=message,
+            answered=0,
+            reasons={},
+            started_at=now,
+            ended_at=now,
+        )
+        self._lake.create(self._outcome(self.attempt), outcome.dump())
 
 
 class ApproveBudget(ApprovalOperator):
@@ -364,6 +395,7 @@ class ApproveBudget(ApprovalOperator):
 
         lake, paths = _claimed(context)
         if budget.decide(lake, paths.root) == "passed":
+            step_log.info("within budget, or nothing left to ask")
             return None
         step_log.info("over budget: waiting for an approval (Required Actions in Airflow)")
         return super().execute(context)

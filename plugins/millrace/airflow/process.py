@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -45,6 +46,17 @@ def runner_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
+def last_word(line: str) -> str | None:
+    """What a line says of how the runner ends, without its time and level; None for any other line. Libraries print after it.
+
+    >>> last_word("04:28:35 INFO shard fd3d complete: 40 requests (40 ok) (exit 0)")
+    'shard fd3d complete: 40 requests (40 ok)'
+    >>> last_word("  warnings.warn('resource_tracker: ...")
+    """
+    found = re.fullmatch(r"(?:[\d:.]+ )?(?:[A-Z]+ )?(.*) \(exit \d+\)", line)
+    return found and found[1]
+
+
 class RunnerProcess:
     """One execution of `shard-runner`. `wait` returns its exit code, `stop` asks it to save and end."""
 
@@ -68,7 +80,7 @@ class RunnerProcess:
             start_new_session=True,
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-        self.last_line = ""
+        self.last_word = ""
 
     def wait(self) -> int:
         """Copy the output to the log until the process ends. Negative when a signal ended it."""
@@ -76,7 +88,7 @@ class RunnerProcess:
         for line in self._process.stdout:
             if text := line.rstrip():
                 runner_log.info("%s", text)
-                self.last_line = text
+                self.last_word = last_word(text) or self.last_word
         return self._process.wait()
 
     def stop(self) -> None:

@@ -117,7 +117,8 @@ def publish(*, ti: Any = None, dag_run: Any = None) -> None:
     ref = run_of(ti)
     check_claim(ref["run"], dag_run.run_id)
     done = publishing.publish(Lake.from_env(), ref["run"], ref["number"])
-    step_log.info("%s", ", ".join(f"{key} {value}" for key, value in done.items()))
+    live = "was live already as" if done["already_live"] else "is live as"
+    step_log.info("%s rows; the date %s version %s", f"{done['rows']:,}", live, done["version"])
 
 
 def report(enrichment: str, *, ti: Any = None, dag_run: Any = None) -> None:
@@ -157,4 +158,4 @@ def report(enrichment: str, *, ti: Any = None, dag_run: Any = None) -> None:
         seconds=sum(seconds.values()),
     )
     if written:
-        step_log.info("%s", lake.uri(written["html"]))
+        step_log.info("written to %s", written["html"].removeprefix(f"{paths.root}/"))
