@@ -10,7 +10,6 @@ import pytest
 
 from shard_runner.engines.http.concurrency import DECREASE, Concurrency
 
-
 MEAN_S = 1.0495  # of a simulated call; they differ by up to a tenth, so that they do not come back in lockstep
 
 
