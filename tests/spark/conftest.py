@@ -1,4 +1,4 @@
-"""One Spark for all of these tests, and a small world to run the steps in: a lake, a source partition, a plan, a stand-in for the runner."""
+"""One Spark for all of these tests, and a small world for the steps: a lake, a source, a plan, a stand-in for the runner."""
 
 from __future__ import annotations
 
@@ -50,14 +50,19 @@ class World:
         table = table if isinstance(table, pa.Table) else pa.Table.from_pylist(table, self.source_schema)
         self.lake.delete([file.path for file in self.lake.list(folder)])
         for index in range(files):
-            self.lake.write_parquet(f"{folder}/part-{index:05d}.parquet", table.take(pa.array(range(index, table.num_rows, files), pa.int64())))
+            self.lake.write_parquet(
+                f"{folder}/part-{index:05d}.parquet",
+                table.take(pa.array(range(index, table.num_rows, files), pa.int64())),
+            )
 
     source_schema = pa.schema([("id", pa.string()), ("comment", pa.string()), ("rating", pa.float64())])
 
     def plan(self, **changes: Any) -> Plan:
         """A saved plan over the partition as it is now; `changes` replace fields of the decision."""
         enrichment = Enrichment.model_validate(self.spec)
-        prompt = PinnedPrompt(name="reviews", version=changes.pop("prompt_version", 1), system=self.system, body=self.body)
+        prompt = PinnedPrompt(
+            name="reviews", version=changes.pop("prompt_version", 1), system=self.system, body=self.body
+        )
         model = PinnedModel(name="tiny", digest="d1", engine="vllm", location="tiny/d1")
         current = fingerprint(enrichment, prompt.text, model, 32)
         decision: dict[str, Any] = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from pyspark.sql import functions as F
 
 from millrace.spark.cleaning import Rules, changes, clean, is_blank, may_change
@@ -44,7 +43,9 @@ def cleaned(spark, texts: list[bytes], rules: Rules) -> list[tuple[str, str, boo
 
 def test_every_odd_text_is_cleaned_once_and_for_all(spark):
     rows = cleaned(spark, [given for given, _ in CHARACTERS.values()], WIDE)
-    for (what, (given, expected)), (once, twice, bad_utf8, controls, _, _, may, same) in zip(CHARACTERS.items(), rows, strict=True):
+    for (what, (given, expected)), (once, twice, bad_utf8, controls, _, _, may, same) in zip(
+        CHARACTERS.items(), rows, strict=True
+    ):
         assert once == twice == (given.decode() if expected is None else expected), what
         assert (bad_utf8 or controls) == (expected is not None) == (not same), what
         assert may or same, f"{what}: the short way must not miss a text that cleaning changes"
@@ -55,46 +56,45 @@ def test_a_single_line_of_six_megabytes_passes(spark):
     assert len(once) == 2_000_000 and once == twice
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("exactly twenty chars", "exactly twenty chars"),
-        ("cut at the word before it", "cut at the word"),
-        ("this ends on a  word boundary", "this ends on a  word"),
-        ("没有空格的文字一直写下去直到超过二十个字符为止", "没有空格的文字一直写下去直到超过二十个"),
-        ("😀" * 25, "😀" * 20),
-        (" " * 5 + "x" * 30, " " * 5 + "x" * 15),
-    ],
-)
-def test_a_long_text_is_cut_at_a_word_or_else_at_a_code_point(spark, given, expected):
-    [(once, twice, _, _, _, truncated, _, _)] = cleaned(spark, [given.encode()], CUT)
-    assert once == twice and len(once) <= 20
-    assert once == (given[:20] if "没有" in given else expected)
-    assert truncated == (len(given) > 20)
+LONG = {
+    "exactly twenty chars": "exactly twenty chars",
+    "cut at the word before it": "cut at the word",
+    "this ends on a  word boundary": "this ends on a  word",
+    "没有空格的文字一直写下去直到超过二十个字符为止": "没有空格的文字一直写下去直到超过二十个字",
+    "😀" * 25: "😀" * 20,
+    " " * 5 + "x" * 30: " " * 5 + "x" * 15,
+}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ('{"id": 7, "text": "the review"}', "the review"),
-        ('  {"text": "a \\"quoted\\" word\\n"} ', 'a "quoted" word\n'),
-        ('"{\\"text\\": \\"escaped\\"}"', "escaped"),
-        ('{\\"text\\": \\"escaped without quotes\\"}', "escaped without quotes"),
-        ('{"text": "a\\u0001b"}', "ab"),
-        ('{"other": "x"}', None),
-        ('{"text": "a"} and more', None),
-        ('{"text": "a"}, {"text": "b"}', None),
-        ('{"text": "cut off', None),
-        ("{curly} words", None),
-        ('"just quoted"', None),
-        ('{"text": "{\\"text\\": \\"twice wrapped\\"}"}', None),
-    ],
-)
-def test_one_whole_json_object_is_unwrapped_and_nothing_else(spark, given, expected):
-    [(once, twice, _, _, unwrapped, _, may, same)] = cleaned(spark, [given.encode()], UNWRAP)
-    assert once == twice == (given if expected is None else expected)
-    assert unwrapped == (expected is not None)
-    assert may or same
+def test_a_long_text_is_cut_at_a_word_or_else_at_a_code_point(spark):
+    rows = cleaned(spark, [given.encode() for given in LONG], CUT)
+    for (given, expected), (once, twice, _, _, _, truncated, _, _) in zip(LONG.items(), rows, strict=True):
+        assert once == twice == expected
+        assert truncated == (len(given) > 20)
+
+
+WRAPPED = {
+    '{"id": 7, "text": "the review"}': "the review",
+    '  {"text": "a \\"quoted\\" word\\n"} ': 'a "quoted" word\n',
+    '"{\\"text\\": \\"escaped\\"}"': "escaped",
+    '{\\"text\\": \\"escaped without quotes\\"}': "escaped without quotes",
+    '{"text": "a\\u0001b"}': "ab",
+    '{"other": "x"}': None,
+    '{"text": "a"} and more': None,
+    '{"text": "a"}, {"text": "b"}': None,
+    '{"text": "cut off': None,
+    "{curly} words": None,
+    '"just quoted"': None,
+    '{"text": "{\\"text\\": \\"twice wrapped\\"}"}': None,
+}
+
+
+def test_one_whole_json_object_is_unwrapped_and_nothing_else(spark):
+    rows = cleaned(spark, [given.encode() for given in WRAPPED], UNWRAP)
+    for (given, expected), (once, twice, _, _, unwrapped, _, may, same) in zip(WRAPPED.items(), rows, strict=True):
+        assert once == twice == (given if expected is None else expected), given
+        assert unwrapped == (expected is not None), given
+        assert may or same
 
 
 def test_blank_is_null_empty_or_white_space_of_any_script(spark):

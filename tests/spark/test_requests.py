@@ -60,7 +60,14 @@ def test_what_cleaning_changed_is_counted_and_other_placeholders_are_cleaned_too
 def test_excluded_blank_and_too_long_rows_are_skipped_with_their_reason(spark, world: World):
     world.spec["limits"] |= {"max_text_chars": 10, "too_long": "skip"}
     world.spec["source"]["exclude"] = "rating < 0"
-    rows = [("a", "fine", 1.0), ("b", "fine", -1.0), ("c", None, 1.0), ("d", "much too long", 1.0), ("e", "fine", None), ("f", "", -1.0)]
+    rows = [
+        ("a", "fine", 1.0),
+        ("b", "fine", -1.0),
+        ("c", None, 1.0),
+        ("d", "much too long", 1.0),
+        ("e", "fine", None),
+        ("f", "", -1.0),
+    ]
     world.write_source([{"id": i, "comment": t, "rating": r} for i, t, r in rows])
     plan = world.plan()
     manifest = extract(spark, world.lake, plan.paths)

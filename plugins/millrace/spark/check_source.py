@@ -11,6 +11,7 @@ from millrace.layout import RunPaths
 from millrace.plan import Plan
 from millrace.records import SuiteResult
 from millrace.settings import Settings
+from millrace.spark.cleaning import is_blank
 from millrace.spark.source import check_snapshot, name, read_source
 from millrace.spark.suites import Suite, run_suite
 
@@ -61,8 +62,10 @@ def profile(source: DataFrame, plan: Plan) -> DataFrame:
     spec = plan.enrichment.source
     kept = [F.col(name(c)) for c in dict.fromkeys([spec.key, *spec.keep])]
     text = F.make_valid_utf8(F.col(name(spec.text)))
-    source = source.withColumn("days_after_date", _days_after(plan)).select(*kept, text.alias("text_"), "days_after_date")
-    text = F.when(F.btrim("text_") != "", F.col("text_"))
+    source = source.withColumn("days_after_date", _days_after(plan)).select(
+        *kept, text.alias("text_"), "days_after_date"
+    )
+    text = F.when(~is_blank(F.col("text_")), F.col("text_"))
     return source.select(
         *kept,
         F.when(text.isNotNull(), 1).otherwise(0).alias("has_text"),

@@ -15,6 +15,7 @@ return changes what the model is asked: raise `millrace.plan.CLEANING_VERSION` w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -26,7 +27,10 @@ CHANGES = ("bad_utf8", "control_chars", "unwrapped", "truncated")
 
 _CONTROLS = r"[\x00-\x08\x0B\x0C\x0E-\x1F]"
 # Unicode's white space, and the zero-width space and byte-order mark, which look as empty.
-_SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
+_SPACES = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u200b"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
 _SPLIT_WORD = rf"(?<=[^{_SPACES}])[{_SPACES}]+[^{_SPACES}]{{1,40}}\z"
 
 
@@ -84,28 +88,47 @@ def is_blank(text: Column) -> Column:
     return F.when(starts_blank, F.btrim(text, F.lit(_SPACES)) == "").otherwise(F.coalesce(text == "", F.lit(True)))
 
 
+def _let(value: Column, use: Callable[[Column], Column]) -> Column:
+    """`use(value)` with the value computed once and written once: nested uses would multiply into millions of expressions."""
+    return F.element_at(F.transform(F.array(value), use), 1)
+
+
 def _unwrapped(text: Column, rules: Rules) -> Column:
-    if rules.unwrap is None:
+    field = rules.unwrap
+    if field is None:
         return text
-    inner = clean_characters(_field(text, rules.unwrap))
-    return F.when(inner.isNotNull() & _field(inner, rules.unwrap).isNull(), inner).otherwise(text)
+
+    def choose(text: Column) -> Column:
+        return _let(
+            clean_characters(_field(text, field)),
+            lambda inner: F.when(inner.isNotNull() & _field(inner, field).isNull(), inner).otherwise(text),
+        )
+
+    return _let(text, choose)
 
 
 def _field(text: Column, field: str) -> Column:
     """The field of a text that is one JSON object, or one escaped as a JSON string with or without its quotes; else null."""
-    trimmed = F.trim(text)
-    plain = (
-        F.when(trimmed.startswith('"'), F.get_json_object(_only(trimmed), "$[0]"))
-        .when(trimmed.startswith('{\\"'), F.get_json_object(_only(F.concat(F.lit('"'), trimmed, F.lit('"'))), "$[0]"))
-        .otherwise(trimmed)
+
+    def unescape(trimmed: Column) -> Column:
+        return (
+            F.when(trimmed.startswith('"'), _json(trimmed, "$[0]"))
+            .when(trimmed.startswith('{\\"'), _json(F.concat(F.lit('"'), trimmed, F.lit('"')), "$[0]"))
+            .otherwise(trimmed)
+        )
+
+    def read(plain: Column) -> Column:
+        return F.when(F.trim(plain).startswith("{"), _json(plain, f"$[0]['{field}']"))
+
+    return _let(_let(F.trim(text), unescape), read)
+
+
+def _json(text: Column, path: str) -> Column:
+    """What a path finds in `[text]` if the text is one whole JSON value. Spark's JSON functions ignore what follows the first value."""
+    return _let(
+        F.concat(F.lit("["), text, F.lit("]")),
+        lambda listed: F.when(F.json_array_length(listed) == 1, F.get_json_object(listed, path)),
     )
-    return F.when(F.trim(plain).startswith("{"), F.get_json_object(_only(plain), f"$[0]['{field}']"))
-
-
-def _only(text: Column) -> Column:
-    """The text in brackets if it is one whole JSON value. Spark's JSON functions ignore what follows the first value."""
-    listed = F.concat(F.lit("["), text, F.lit("]"))
-    return F.when(F.json_array_length(listed) == 1, listed)
 
 
 def _cut(text: Column, rules: Rules) -> Column:

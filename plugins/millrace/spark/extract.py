@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,7 +19,7 @@ from millrace.schemas import ROW_REQUEST, ROW_SKIP
 from millrace.spark import reuse
 from millrace.spark.cleaning import CHANGES
 from millrace.spark.requests import CHANGED, current_fingerprint, distinct_requests, row_columns, with_requests
-from millrace.spark.session import derived_session
+from millrace.spark.session import derived_session, explain_rule_error
 from millrace.spark.sharding import bucket_count, file_refs, make_shards
 from millrace.spark.source import check_keys, check_snapshot, read_source, to_rows
 
@@ -42,7 +43,13 @@ def extract(spark: SparkSession, lake: Lake, paths: RunPaths) -> Manifest:
     existing = Manifest.load_or_none(lake, paths.manifest)
     if existing is not None:
         return check_manifest(lake, existing)
-    manifest = make_manifest(spark, lake, plan, new_attempt())
+    try:
+        manifest = make_manifest(spark, lake, plan, new_attempt())
+    except PySparkException as error:
+        # Class 22 is "data exception", and the rule is the only expression of a run that can meet a value it does not like.
+        if plan.enrichment.source.exclude is None or not str(error.getSqlState()).startswith("22"):
+            raise
+        raise explain_rule_error(error, f"source.exclude of {plan.decision.enrichment}.yaml") from None
     lake.create(paths.manifest, manifest.dump())
     # Another attempt may have been first: then its manifest is the plan's, and our files stay unnamed.
     return Manifest.load(lake, paths.manifest)

@@ -153,7 +153,12 @@ class Tally:
     def of(cls, lake: Lake, plan: Plan, files: list[FileRef]) -> Tally:
         tally, fields = cls(), plan.enrichment.schema.fields
         tally.labels = {f.name: Counter() for f in fields if isinstance(f.kind, OneLabel | LabelList)}
-        columns = ["answer_status", "answer_reason", *(f"answer_meta.{c}" for c in _META_COUNTED), *(f.name for f in fields)]
+        columns = [
+            "answer_status",
+            "answer_reason",
+            *(f"answer_meta.{c}" for c in _META_COUNTED),
+            *(f.name for f in fields),
+        ]
         for file in files:
             with lake.parquet(file.path) as parquet:
                 for group in range(parquet.num_row_groups):
@@ -165,7 +170,12 @@ class Tally:
         table = table.append_column("answered_here", pc.equal(meta["plan_id"], plan.plan_id))
         for column in ("model", "prompt_version", "fingerprint", "repaired"):
             table = table.append_column(f"meta_{column}", meta[column])
-        keys = ["answer_status", "answer_reason", "answered_here", *(f"meta_{c}" for c in _META_COUNTED if c != "plan_id")]
+        keys = [
+            "answer_status",
+            "answer_reason",
+            "answered_here",
+            *(f"meta_{c}" for c in _META_COUNTED if c != "plan_id"),
+        ]
         self.rows += table.num_rows
         for row in table.select(keys).group_by(keys).aggregate([([], "count_all")]).to_pylist():
             status, count = row["answer_status"], row["count_all"]
@@ -196,7 +206,9 @@ class Tally:
         if self.unanswered:
             problems.append(f"{self.unanswered:,} rows have no answer")
         if self.rows != manifest.rows:
-            problems.append(f"{manifest.rows:,} rows were extracted, {self.rows:,} joined: a request has several answers")
+            problems.append(
+                f"{manifest.rows:,} rows were extracted, {self.rows:,} joined: a request has several answers"
+            )
         foreign = sorted(self.fingerprints - set(accepted))
         if foreign:
             problems.append(f"answers bear fingerprint {foreign[0][:12]}…, which the plan does not accept")

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import math
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -29,7 +27,10 @@ def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
     Most texts need no cleaning, so their JSON is made first and shows it; only the others pay for the verbs of `cleaning`.
     """
     rules = Rules.of(plan.enrichment)
-    raw = {n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string") for n in row_placeholders(plan.decision.prompt.text)}
+    raw = {
+        n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string")
+        for n in row_placeholders(plan.decision.prompt.text)
+    }
     cleaned = {n: clean(c, rules) if n == TEXT_PLACEHOLDER else clean_characters(c) for n, c in raw.items()}
     dirty = F.col("dirty")
     found = changes(F.col(TEXT), rules)
@@ -88,10 +89,10 @@ def _skip_reason(text: Column, rules: Rules) -> Column:
 def _estimated_tokens(plan: Plan) -> Column:
     """Estimated prompt tokens: the characters of the rendered prompt by the model's measured ratio."""
     names = row_placeholders(plan.decision.prompt.text)
-    empty = {n: "" for n in names}
+    empty = dict.fromkeys(names, "")
     static = sum(map(len, renderer(plan.decision.prompt.text, plan.enrichment.schema.describe())(empty)))
     ratio = plan.decision.models[plan.decision.default_model].chars_per_token
     # The JSON around the values is not part of the prompt; the escapes inside them are few.
     around = len(canonical_json(empty))
-    chars = F.char_length(INPUT) + F.lit(math.ceil(static) - around)
+    chars = F.char_length(INPUT) + F.lit(static - around)
     return F.ceil(chars / F.lit(float(ratio))).cast("int")

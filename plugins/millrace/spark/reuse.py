@@ -64,7 +64,9 @@ def answered_before(lake: Lake, plan: Plan) -> Answered | None:
         return None
     if plan.decision.ask_mode == "unknowns":
         files = base_files(lake, _base(lake, plan))
-        found, statuses, since = [(f.path, f.size) for f in files], (Status.ok.value,), None
+        found = [(f.path, f.size) for f in files]
+        statuses: tuple[str, ...] = (Status.ok.value,)
+        since = None
     else:
         if not plan.enrichment.reuse_days:
             return None
@@ -130,7 +132,9 @@ def write_reused(rows: DataFrame, answered: Answered, lake: Lake, plan: Plan, pr
     """
     spark = rows.sparkSession
     wanted = rows.where(F.col(ROW_REQUEST).isNotNull()).groupBy(ROW_REQUEST).agg(F.count(F.lit(1)).alias("rows"))
-    best = F.max(F.struct(F.col("status") == Status.ok.value, F.col("answered_at"), F.col("found_in"), F.col("position")))
+    best = F.max(
+        F.struct(F.col("status") == Status.ok.value, F.col("answered_at"), F.col("found_in"), F.col("position"))
+    )
     ids = answered.read(spark, answered.files)
     winners = (
         wanted.join(ids.groupBy(ROW_REQUEST).agg(best.alias("best")), ROW_REQUEST)
@@ -138,7 +142,9 @@ def write_reused(rows: DataFrame, answered: Answered, lake: Lake, plan: Plan, pr
         .persist(StorageLevel.MEMORY_AND_DISK)
     )
     try:
-        hits = winners.groupBy("found_in").agg(F.count(F.lit(1)).alias("requests"), F.sum("rows").alias("rows")).collect()
+        hits = (
+            winners.groupBy("found_in").agg(F.count(F.lit(1)).alias("requests"), F.sum("rows").alias("rows")).collect()
+        )
         if not hits:
             return [], 0
         values = answered.read(spark, [hit["found_in"] for hit in hits])
@@ -162,7 +168,9 @@ def read_again(lake: Lake, file: FileRef, plan: Plan) -> FileRef:
     with lake.parquet(file.path) as parquet:
         current = pa.scalar(plan.reading)
         groups = range(parquet.num_row_groups)
-        if all(v == current for g in groups for v in parquet.read_row_group(g, columns=["reading"])["reading"].unique()):
+        if all(
+            v == current for g in groups for v in parquet.read_row_group(g, columns=["reading"])["reading"].unique()
+        ):
             return file
         path = file.path.removesuffix(".parquet") + f"-{plan.reading}.parquet"
         with lake.parquet_writer(path, ANSWER) as writer:

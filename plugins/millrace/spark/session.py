@@ -118,12 +118,15 @@ def run_app(name: str, step: Callable[[SparkSession, Lake, RunPaths], str]) -> N
     from pyspark.errors import PySparkException
 
     parser = argparse.ArgumentParser(prog=name)
-    parser.add_argument("--run", required=True, help="runs/<enrichment>/<partition>/<plan id>, with or without the lake")
+    parser.add_argument(
+        "--run", required=True, help="runs/<enrichment>/<partition>/<plan id>, with or without the lake"
+    )
     parser.add_argument("--lake", help="path or s3:// URL; default: the lake of --run, else MILLRACE_LAKE")
     args = parser.parse_args()
     try:
         root, paths = RunPaths.parse(args.run)
-        lake = Lake(args.lake or root) if args.lake or root else Lake.from_env()
+        named: str | None = args.lake or root
+        lake = Lake(named) if named else Lake.from_env()
         message = step(start_session(f"millrace {name} {paths.enrichment} {paths.partition}"), lake, paths)
     except MillraceError as error:
         sys.exit(_failed(name, str(error), error.exit_code))

@@ -45,8 +45,8 @@ def check_snapshot(lake: Lake, plan: Plan) -> None:
         changed = [f for f, same in zip(snapshot.files, pool.map(stands, snapshot.files), strict=True) if not same]
     if changed:
         raise ConfigError(
-            f"{len(changed)} of {len(snapshot.files)} source files of {snapshot.partition_column}={plan.decision.partition} changed or went "
-            f"after the plan was made, e.g. '{changed[0].path}'. Clear `plan` to decide afresh."
+            f"{len(changed)} of {len(snapshot.files)} source files of {snapshot.partition_column}={plan.decision.partition} "
+            f"changed or went after the plan was made, e.g. '{changed[0].path}'. Clear `plan` to decide afresh."
         )
 
 
@@ -72,7 +72,9 @@ def to_rows(source: DataFrame, plan: Plan) -> DataFrame:
             F.col(name(spec.key)).cast("string").alias(ROW_KEY),
             F.col(name(spec.text)).alias(TEXT),
             _struct(spec.keep).alias(KEPT),
-            F.coalesce(F.expr(spec.exclude), F.lit(False)).alias(EXCLUDED) if spec.exclude else F.lit(False).alias(EXCLUDED),
+            F.coalesce(F.expr(spec.exclude), F.lit(False)).alias(EXCLUDED)
+            if spec.exclude
+            else F.lit(False).alias(EXCLUDED),
         )
     except AnalysisException as error:
         raise explain_rule_error(error, f"source.exclude of {decision.enrichment}.yaml") from None

@@ -54,7 +54,9 @@ class Suite(Frozen):
         path = expectations / enrichment / f"{kind}.json"
         where = f"expectations/{enrichment}/{kind}.json"
         if not path.is_file():
-            raise NotFoundError(f"{where} does not exist. Write the checks of this table; docs/expectations.md has the format.")
+            raise NotFoundError(
+                f"{where} does not exist. Write the checks of this table; docs/expectations.md has the format."
+            )
         data = path.read_bytes()
         try:
             suite = cls.model_validate(json.loads(data) | {"label": f"{enrichment}/{kind}.json@{sha256_hex(data)[:8]}"})
@@ -101,10 +103,11 @@ def _ask(spark: SparkSession, suite: Suite, key: str, frame: DataFrame) -> list[
     # Read at import: without it every start sends a report to the makers' server.
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     asset = context.data_sources.add_spark("spark").add_dataframe_asset("table")
     # Every metric is a job of its own over these columns: they are computed once.
     frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
@@ -118,9 +121,12 @@ def _ask(spark: SparkSession, suite: Suite, key: str, frame: DataFrame) -> list[
                 )
             except Exception as error:
                 # GX raises several unrelated classes for a type or an argument that it does not know.
-                raise ConfigError(f"{suite.label}: check '{check.name}': {check.type} was refused: {type(error).__name__}: {error}") from error
+                raise ConfigError(
+                    f"{suite.label}: check '{check.name}': {check.type} was refused: {type(error).__name__}: {error}"
+                ) from error
         form = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE_KEYS}
-        answers = {answer.expectation_config.meta["check"]: answer for answer in batch.validate(asked, result_format=form).results}
+        given = batch.validate(asked, result_format=form).results
+        answers = {a.expectation_config.meta["check"]: a for a in given if a.expectation_config is not None}
     finally:
         frame.unpersist()
     return [_judge(check, answers[check.name], key) for check in suite.checks if check.name in answers]
