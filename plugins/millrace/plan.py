@@ -66,6 +66,7 @@ class PinnedModel(Record):
     endpoint: str | None = None  # base URL, for engine openai; its key comes from the environment
     served_name: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # engine settings; block size, concurrency and the like
+    resources: dict[str, Any] = Field(default_factory=dict)  # of its pod: gpu, cpu, memory, template
     dtype: str = "auto"
     quantization: str | None = None
     context_tokens: int = 2048  # the engine's context length for this run; prompts are cut or skipped to fit

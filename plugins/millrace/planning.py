@@ -32,6 +32,7 @@ _PINNED = (
     "endpoint",
     "served_name",
     "settings",
+    "resources",
     "dtype",
     "quantization",
     "price_per_million_tokens",
