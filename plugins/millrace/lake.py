@@ -2,7 +2,7 @@
 
 Paths are relative to the lake's root, with forward slashes. What makes runs safe to repeat and to kill rests on two
 promises of this module: `write` replaces a file atomically (readers see the old bytes or the new ones), and `create` lets
-exactly one of any number of concurrent writers win.
+exactly one of any number of concurrent writers win. docs/lake.md says what they rest on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import obstore
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, S3Store
 
-from millrace.errors import ConfigError, NotFoundError
+from millrace.errors import ConfigError, NotFoundError, UnavailableError
 from millrace.settings import Settings
 
 # Zstandard level 1: about as fast as the default snappy and smaller on text columns.
@@ -90,34 +90,66 @@ class Lake:
             raise ConfigError(f"'{uri}' does not lie in the lake '{self.root}' (MILLRACE_LAKE).")
         return plain[len(self.root) + 1 :]
 
-    def read(self, path: str) -> bytes:
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        """Whose fault is it, and does retrying help? obstore itself has retried by then, for up to three minutes."""
         try:
-            return bytes(obstore.get(self.store, path).bytes())
-        except FileNotFoundError as error:
-            raise NotFoundError(f"'{path}' does not exist in the lake '{self.root}'.") from error
+            yield
+        except (PermissionDeniedError, UnauthenticatedError, GenericError) as error:
+            # The first line says what happened; the rest is a dump of the error's internals.
+            said = str(error).splitlines()[0][:300]
+            # A listing that is refused has no class of its own (obstore 0.12).
+            if isinstance(error, GenericError) and not re.search(r"status code: 40[13]\b", said):
+                raise UnavailableError(
+                    f"The lake '{self.root}' failed at '{path}': {said}. Mend the store, then retry."
+                ) from error
+            raise ConfigError(
+                f"The lake '{self.root}' refuses access to '{path}'. Check the owner of the folder, or AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY and what their owner may do."
+            ) from error
+
+    def read(self, path: str) -> bytes:
+        data = self.read_or_none(path)
+        if data is None:
+            raise NotFoundError(f"'{path}' does not exist in the lake '{self.root}'.")
+        return data
 
     def read_or_none(self, path: str) -> bytes | None:
         try:
-            return bytes(obstore.get(self.store, path).bytes())
+            with self._asking(path):
+                return bytes(obstore.get(self.store, path).bytes())
         except FileNotFoundError:
             return None
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a whole file atomically."""
-        obstore.put(self.store, path, data, mode="overwrite")
+        with self._asking(path), self._bucket():
+            obstore.put(self.store, path, data, mode="overwrite")
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file unless it exists. True for the one writer that created it."""
+        """Write a file unless it exists. True for the one writer whose bytes are there from then on."""
         try:
-            obstore.put(self.store, path, data, mode="create")
+            with self._asking(path), self._bucket():
+                obstore.put(self.store, path, data, mode="create")
         except AlreadyExistsError:
-            return False
+            # A store may write a file and answer 503, and the repeated request then meets our own file (seen on a relay
+            # that does so). A winner that took itself for the loser would throw away what its record names.
+            return self.read_or_none(path) == data
         return True
+
+    @contextmanager
+    def _bucket(self) -> Iterator[None]:
+        """Only a bucket that is not there makes a write end with "not found"."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ConfigError(f"The lake '{self.root}' (MILLRACE_LAKE) does not exist. Create its bucket.") from error
 
     def size(self, path: str) -> int | None:
         """Size in bytes, or None when the file does not exist."""
         try:
-            return int(obstore.head(self.store, path)["size"])
+            with self._asking(path):
+                return int(obstore.head(self.store, path)["size"])
         except FileNotFoundError:
             return None
 
@@ -126,19 +158,24 @@ class Lake:
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """Every file below a folder, sorted by path."""
-        found = [
-            FileInfo(meta["path"], int(meta["size"])) for batch in obstore.list(self.store, prefix) for meta in batch
-        ]
+        with self._asking(prefix):
+            found = [
+                FileInfo(meta["path"], int(meta["size"]))
+                for batch in obstore.list(self.store, prefix)
+                for meta in batch
+            ]
         yield from sorted(found, key=lambda file: file.path)
 
     def folders(self, prefix: str) -> Sequence[str]:
         """Names of the folders directly below a folder."""
-        prefixes = obstore.list_with_delimiter(self.store, prefix)["common_prefixes"]
+        with self._asking(prefix):
+            prefixes = obstore.list_with_delimiter(self.store, prefix)["common_prefixes"]
         return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in prefixes)
 
     def delete(self, paths: Sequence[str]) -> None:
         if paths:
-            obstore.delete(self.store, paths)
+            with self._asking(paths[0]):
+                obstore.delete(self.store, paths)
 
     def parquet(self, path: str) -> pq.ParquetFile:
         """Open one Parquet file for streaming; never reads it whole."""

@@ -171,7 +171,8 @@ class Attempt:
         )
         try:
             self.lake.write(f"{self.paths.shard_attempt(self.shard_id, self.attempt)}/outcome.json", outcome.dump())
-        except (OSError, StoreError) as error:  # the exit code tells the same; a full disk must not hide it
+        except (OSError, StoreError, MillraceError) as error:
+            # The exit code tells the same; a full disk must not hide it.
             log.warning("outcome.json could not be written (%s)", type(error).__name__)
 
 
