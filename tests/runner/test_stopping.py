@@ -61,7 +61,7 @@ def test_stop_json_is_seen_between_parts(
 
     def stopping(self: Lake, path: str, *args: object) -> int:
         lake.create(run.paths.stop, Stop(reason="spent", by="a person").dump())
-        return original(self, path, *args)  # type: ignore[arg-type]
+        return original(self, path, *args)
 
     monkeypatch.setattr(Lake, "write_parquet", stopping)
     code, message = answer(run)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import sys
 import threading
@@ -19,6 +18,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from millrace.errors import ExitCode, MillraceError
+from shard_runner.leash import end_with_parent, hold_descendants, kill_descendants
+
+# A process that multiprocessing spawns imports its parent's main module, hence this one: so the engine's processes end with the runner.
+end_with_parent()
 
 # An engine that does not shut down must not keep a GPU, nor change the outcome of finished work.
 TEARDOWN_SECONDS = 20.0
@@ -46,6 +49,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run one command and leave the process, with an engine's threads and children or without."""
     args = _parser().parse_args(argv)
     _log_to_stdout()
+    hold_descendants()
     # Imported here: the signal handlers must stand before anything slow is imported or loaded.
     from shard_runner.guard import Signals
 
@@ -105,8 +109,7 @@ def leave(code: ExitCode, close: Callable[[], None]) -> NoReturn:
     teardown.join(TEARDOWN_SECONDS)
     if teardown.is_alive():
         log.warning("the engine did not close within %.0f s; leaving it", TEARDOWN_SECONDS)
-    for child in multiprocessing.active_children():
-        child.kill()
+    kill_descendants()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(code))

@@ -17,5 +17,11 @@ def open_engine(spec: EngineSpec) -> Engine:
         raise ConfigError(
             f"model '{spec.model.name}': engine '{spec.model.engine}' is not one of {', '.join(ENGINES)}."
         )
-    engine: Engine = import_module(module).open_engine(spec)
+    try:
+        engine: Engine = import_module(module).open_engine(spec)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"engine '{spec.model.engine}' needs the Python package '{error.name}', which this environment lacks. "
+            "Run in the inference environment (`make setup`), or in an image of inference_images/."
+        ) from error
     return engine

@@ -21,10 +21,10 @@ import os
 import time
 from typing import Any
 
-from millrace.errors import ConfigError, UnavailableError
+from millrace.errors import ConfigError, MillraceError, UnavailableError
 from shard_runner.chat import ChatTokenizer
 from shard_runner.confidence import label_confidence
-from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply
+from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply, Tokenizer
 
 log = logging.getLogger("shard_runner")
 
@@ -32,14 +32,15 @@ CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "enforce_eager": True, "max_nu
 KV_CACHE_GIB = 1
 
 
-def _environment(kv_cache_gib: int) -> None:
+def prepare_environment(spec: EngineSpec) -> None:
     """What vLLM reads from the environment, set before it is imported; what the deployment has set stands."""
     for name, value in {
         "HF_HUB_OFFLINE": "1",  # models come from the store, never from a hub
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are a dozen lines at every start; this log is read at four in the morning
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # so that its processes import shard_runner.cli, which ties them to ours
         "TOKENIZERS_PARALLELISM": "false",  # its threads would compete with the engine's on a small machine
-        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+        "VLLM_CPU_KVCACHE_SPACE": str(int(spec.model.settings.get("kv_cache_gib", KV_CACHE_GIB))),
     }.items():
         os.environ.setdefault(name, value)
 
@@ -62,34 +63,18 @@ def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
 
 
 class VllmEngine:
-    def __init__(self, spec: EngineSpec) -> None:
-        _environment(int(spec.model.settings.get("kv_cache_gib", KV_CACHE_GIB)))
+    """`core` is a started vllm LLMEngine; `open_engine` starts one from a spec."""
+
+    def __init__(self, spec: EngineSpec, core: Any, tokenizer: ChatTokenizer) -> None:
         import vllm
-        from vllm.engine.arg_utils import EngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
         from vllm.v1.engine.exceptions import EngineDeadError
-        from vllm.v1.engine.llm_engine import LLMEngine
 
         self._died, self._tokens_input = EngineDeadError, tokens_input
-        self._spec = spec
-        if spec.folder is None:
-            raise ConfigError(f"model '{spec.model.name}' has no folder; engine vllm loads it from the store.")
-        self.tokenizer = ChatTokenizer(spec.folder)
-        arguments = engine_arguments(spec, current_platform.is_cpu())
-        try:
-            config = EngineArgs(**arguments).create_engine_config()
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"model '{spec.model.name}': vLLM {vllm.__version__} does not accept its settings: {str(error)[:500]}"
-            ) from error
-        try:
-            self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-        except Exception as error:  # memory, device or driver: its own process has logged the cause
-            raise UnavailableError(
-                f"vLLM could not start model '{spec.model.name}' ({type(error).__name__}: {str(error)[:300]}). "
-                "Look at the log above; where memory was short, lower kv_cache_gib, gpu_memory_utilization or context_tokens."
-            ) from error
+        self._spec, self._engine = spec, core
+        self.tokenizer: Tokenizer | None = tokenizer
+        config = core.vllm_config
         self.slots = int(config.scheduler_config.max_num_seqs)
         # As many again wait in the engine's own queue, so that it never waits for this process.
         self.capacity = 2 * self.slots
@@ -157,7 +142,7 @@ class VllmEngine:
         self._since.clear()
 
     def close(self) -> None:
-        engine, self._engine = getattr(self, "_engine", None), None
+        engine, self._engine = self._engine, None
         if engine is not None:
             # Nothing in it is worth waiting for: what is finished is saved, and its worker does not end on SIGTERM.
             engine.engine_core.shutdown(timeout=1.0)
@@ -185,4 +170,32 @@ def _params(spec: EngineSpec) -> Any:
 
 
 def open_engine(spec: EngineSpec) -> VllmEngine:
-    return VllmEngine(spec)
+    """Load the model. ConfigError: vLLM refuses the settings; UnavailableError: it did not start."""
+    if spec.folder is None:
+        raise ConfigError(f"model '{spec.model.name}' has no folder; engine vllm loads it from the store.")
+    prepare_environment(spec)
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    tokenizer = ChatTokenizer(spec.folder)
+    # The context decides vLLM's defaults for batch sizes: those of offline work, not of a server.
+    context = UsageContext.LLM_CLASS
+    try:
+        config = EngineArgs(**engine_arguments(spec, current_platform.is_cpu())).create_engine_config(context)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model '{spec.model.name}': vLLM {vllm.__version__} does not accept its settings: {str(error)[:500]}"
+        ) from error
+    try:
+        core = LLMEngine.from_vllm_config(config, context, disable_log_stats=True)
+    except MillraceError:
+        raise
+    except Exception as error:  # memory, device or driver: its own process has logged the cause
+        raise UnavailableError(
+            f"vLLM could not start model '{spec.model.name}' ({type(error).__name__}: {str(error)[:300]}). "
+            "Look at the log above; where memory was short, lower kv_cache_gib, gpu_memory_utilization or context_tokens."
+        ) from error
+    return VllmEngine(spec, core, tokenizer)
