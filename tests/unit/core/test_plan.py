@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millrace.canonical import content_hash
 from millrace.enrichment import Enrichment, parse_enrichment
 from millrace.errors import ConfigError, IncompleteError
 from millrace.lake import Lake
+from millrace.layout import RunPaths
 from millrace.plan import (
     Decision,
     PinnedModel,
@@ -76,6 +79,16 @@ def test_a_plan_is_written_once_and_an_edited_one_is_refused(tmp_path: Path) -> 
     lake.write(first.paths.plan, edited)
     with pytest.raises(ConfigError, match="was edited"):
         Plan.read(lake, first.paths.root)
+
+
+def test_a_plan_from_before_a_setting_existed_still_reads(tmp_path: Path) -> None:
+    lake, made = Lake(str(tmp_path)), plan()
+    data = json.loads(made.dump())
+    del data["decision"]["base_plan"], data["decision"]["models"]["m"]["quantization"]
+    older = content_hash(data["decision"])
+    paths = RunPaths("mood", "2026-11-01", older)
+    lake.write(paths.plan, json.dumps(data | {"plan_id": older}).encode())
+    assert Plan.read(lake, paths.root).decision == made.decision
 
 
 def test_the_fingerprint_follows_what_is_asked_and_the_reading_follows_how_it_is_read() -> None:
