@@ -71,25 +71,41 @@ def changes(text: Column, rules: Rules) -> dict[str, Column]:
     }
 
 
-def may_change(text: Column, encoded: Column, rules: Rules) -> Column:
+def may_change(text: Column, encoded: Column, escaped: Column, rules: Rules) -> Column:
     """False only if `clean` would return the text as it is; costs a tenth of cleaning.
 
-    `encoded` is the JSON of the text (and of other values): JSON writes every control character as an escape and every
-    malformed byte as U+FFFD, so a search for those in it answers for all steps but the length and the wrapping.
+    `encoded` is the JSON of the text (and of other values), `escaped` whether it holds any escape at all, which its length tells. JSON
+    writes every control character as an escape and every malformed byte as U+FFFD, so a search for those in it answers for all
+    steps but the length and the wrapping.
     """
-    marks = [F.contains(encoded, F.lit(mark)) for mark in ("\\u00", "\\b", "\\f", "\ufffd")]
-    found = marks[0] | marks[1] | marks[2] | marks[3] | (F.octet_length(text) > rules.max_chars)
+    marks = [F.contains(encoded, F.lit(mark)) for mark in ("\\u00", "\\b", "\\f")]
+    found = (
+        F.contains(encoded, F.lit("\ufffd")) | (escaped & (marks[0] | marks[1] | marks[2])) | _is_longer(text, rules)
+    )
     return found | F.substring(F.ltrim(text), 1, 1).isin("{", '"') if rules.unwrap else found
+
+
+def _is_longer(text: Column, rules: Rules) -> Column:
+    # No text has more characters than bytes, and the bytes need not be counted.
+    return (F.octet_length(text) > rules.max_chars) & (F.char_length(text) > rules.max_chars)
 
 
 def is_blank(text: Column) -> Column:
     """Null, or nothing but white space. Looks beyond the first character only where that is white space."""
-    starts_blank = F.substring(text, 1, 1).isin(*_SPACES)
+    # Strings compare by code point, so ranges around the white space of each script tell without decoding a character.
+    ranges = (("\x85", "\xa1"), ("\u1680", "\u1681"), ("\u2000", "\u2060"), ("\u3000", "\u3001"), ("\ufeff", "\uff00"))
+    starts_blank = text < "!"
+    for first, beyond in ranges:
+        starts_blank = starts_blank | ((text >= first) & (text < beyond))
     return F.when(starts_blank, F.btrim(text, F.lit(_SPACES)) == "").otherwise(F.coalesce(text == "", F.lit(True)))
 
 
-def _let(value: Column, use: Callable[[Column], Column]) -> Column:
-    """`use(value)` with the value computed once and written once: nested uses would multiply into millions of expressions."""
+def let(value: Column, use: Callable[[Column], Column]) -> Column:
+    """`use(value)` with the value computed once and written once, where nesting would multiply expressions into millions.
+
+    Spark interprets `use` instead of compiling it, which also keeps rare work out of the compiled path: Java never optimises a
+    compiled stage of more than 8,000 bytes of code, and runs all of it about five times slower.
+    """
     return F.element_at(F.transform(F.array(value), use), 1)
 
 
@@ -99,12 +115,12 @@ def _unwrapped(text: Column, rules: Rules) -> Column:
         return text
 
     def choose(text: Column) -> Column:
-        return _let(
+        return let(
             clean_characters(_field(text, field)),
             lambda inner: F.when(inner.isNotNull() & _field(inner, field).isNull(), inner).otherwise(text),
         )
 
-    return _let(text, choose)
+    return let(text, choose)
 
 
 def _field(text: Column, field: str) -> Column:
@@ -120,12 +136,12 @@ def _field(text: Column, field: str) -> Column:
     def read(plain: Column) -> Column:
         return F.when(F.trim(plain).startswith("{"), _json(plain, f"$[0]['{field}']"))
 
-    return _let(_let(F.trim(text), unescape), read)
+    return let(let(F.trim(text), unescape), read)
 
 
 def _json(text: Column, path: str) -> Column:
     """What a path finds in `[text]` if the text is one whole JSON value. Spark's JSON functions ignore what follows the first value."""
-    return _let(
+    return let(
         F.concat(F.lit("["), text, F.lit("]")),
         lambda listed: F.when(F.json_array_length(listed) == 1, F.get_json_object(listed, path)),
     )

@@ -14,7 +14,7 @@ from millrace.plan import Plan
 from millrace.prompts import TEXT as TEXT_PLACEHOLDER
 from millrace.prompts import renderer, row_placeholders
 from millrace.schemas import ROW_REQUEST, ROW_SKIP
-from millrace.spark.cleaning import CHANGES, Rules, changes, clean, clean_characters, is_blank, may_change
+from millrace.spark.cleaning import CHANGES, Rules, changes, clean, clean_characters, is_blank, let, may_change
 from millrace.spark.source import EXCLUDED, KEPT, TEXT, name
 
 INPUT = "input"
@@ -22,27 +22,36 @@ CHANGED = "changed"
 
 
 def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
-    """Add `input`, `request_id` or `skip_reason`, and `changed` (struct of booleans) to the frame of `source.to_rows`.
+    """Add `input`, `request_id` or `skip_reason`, and `changed` (null, or struct of booleans) to the frame of `source.to_rows`.
 
     Most texts need no cleaning, so their JSON is made first and shows it; only the others pay for the verbs of `cleaning`.
     """
     rules = Rules.of(plan.enrichment)
-    raw = {
-        n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string")
-        for n in row_placeholders(plan.decision.prompt.text)
-    }
-    cleaned = {n: clean(c, rules) if n == TEXT_PLACEHOLDER else clean_characters(c) for n, c in raw.items()}
-    dirty = F.col("dirty")
-    found = changes(F.col(TEXT), rules)
+    names = row_placeholders(plan.decision.prompt.text)
+    raw = {n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string") for n in names}
+
+    def cleaned(values: Column) -> Column:
+        done = {n: clean(values[n], rules) if n == TEXT_PLACEHOLDER else clean_characters(values[n]) for n in names}
+        found = changes(values[TEXT_PLACEHOLDER], rules)
+        return F.struct(
+            done[TEXT_PLACEHOLDER].alias("text"),
+            to_json(done).alias(INPUT),
+            F.struct(*(found[c].alias(c) for c in CHANGES)).alias(CHANGED),
+        )
+
+    dirty = F.col("cleaned").isNotNull()
     return (
         rows.withColumn("raw_input", to_json(raw))
-        .withColumn("dirty", may_change(F.col(TEXT), F.col("raw_input"), rules))
-        .withColumn("clean_text", F.when(dirty, clean(F.col(TEXT), rules)).otherwise(F.col(TEXT)))
-        .withColumn(INPUT, F.when(dirty, to_json(cleaned)).otherwise(F.col("raw_input")))
-        .withColumn(CHANGED, F.struct(*(F.coalesce(dirty & found[c], F.lit(False)).alias(c) for c in CHANGES)))
+        .withColumn(
+            "cleaned",
+            F.when(may_change(F.col(TEXT), F.col("raw_input"), _is_escaped(raw), rules), let(_struct(raw), cleaned)),
+        )
+        .withColumn("clean_text", F.when(dirty, F.col("cleaned.text")).otherwise(F.col(TEXT)))
+        .withColumn(INPUT, F.when(dirty, F.col(f"cleaned.{INPUT}")).otherwise(F.col("raw_input")))
+        .withColumn(CHANGED, F.col(f"cleaned.{CHANGED}"))
         .withColumn(ROW_SKIP, _skip_reason(F.col("clean_text"), rules))
         .withColumn(ROW_REQUEST, F.when(F.col(ROW_SKIP).isNull(), request_id(current_fingerprint(plan))))
-        .drop("raw_input", "dirty", "clean_text")
+        .drop("raw_input", "cleaned", "clean_text")
     )
 
 
@@ -53,8 +62,17 @@ def current_fingerprint(plan: Plan) -> str:
 
 def to_json(values: dict[str, Column]) -> Column:
     """Canonical JSON of string columns: keys sorted, null kept. Equal to `canonical_json` for text without control characters."""
-    struct = F.struct(*(values[n].alias(n) for n in sorted(values)))
-    return F.to_json(struct, {"ignoreNullFields": "false"})
+    return F.to_json(_struct(values), {"ignoreNullFields": "false"})
+
+
+def _is_escaped(values: dict[str, Column]) -> Column:
+    """Whether the JSON `raw_input` of these values is longer than the values and what stands around them: an O(1) question."""
+    lengths = [F.coalesce(F.octet_length(value), F.lit(len("null") - len('""'))) for value in values.values()]
+    return F.octet_length("raw_input") > sum(lengths, F.lit(len(canonical_json(dict.fromkeys(values, "")))))
+
+
+def _struct(values: dict[str, Column]) -> Column:
+    return F.struct(*(values[n].alias(n) for n in sorted(values)))
 
 
 def request_id(fingerprint: str) -> Column:

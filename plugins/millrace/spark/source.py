@@ -92,12 +92,13 @@ def check_keys(rows: DataFrame, plan: Plan) -> int:
 
     Keys are compared by a 64-bit hash first: as many hashes as rows proves as many keys, and costs an eighth of the memory.
     """
-    counts = rows.agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.count_if(F.col(ROW_KEY).isNull()).alias("nulls"),
-        F.count_distinct(F.xxhash64(ROW_KEY)).alias("keys"),
+    hashes = rows.groupBy(F.xxhash64(ROW_KEY).alias("hash")).agg(
+        F.count(F.lit(1)).alias("rows"), F.count_if(F.col(ROW_KEY).isNull()).alias("nulls")
+    )
+    counts = hashes.agg(
+        F.sum("rows").alias("rows"), F.sum("nulls").alias("nulls"), F.count(F.lit(1)).alias("keys")
     ).first()
-    if counts is None or counts["rows"] == 0:
+    if counts is None or not counts["rows"]:
         return 0
     spec, where = plan.enrichment.source, f"{plan.decision.source.partition_column}={plan.decision.partition}"
     if counts["nulls"]:
