@@ -11,8 +11,9 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ PARQUET_OPTIONS: dict[str, Any] = {"compression": "zstd", "compression_level": 1
 @dataclass(frozen=True)
 class FileInfo:
     path: str
-    size: int
+    size: int  # bytes
+    modified: datetime  # UTC
 
 
 class Lake:
@@ -58,7 +60,8 @@ class Lake:
     @cached_property
     def store(self) -> LocalStore | S3Store:
         if self.is_local:
-            return LocalStore(self.root, mkdir=True)
+            # A folder whose last file is deleted goes too, as on an object store: an empty one would look like a run.
+            return LocalStore(self.root, mkdir=True, automatic_cleanup=True)
         # A plain-http endpoint is a store on this machine or inside the cluster; S3Store refuses it unless told.
         http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         return S3Store.from_url(self.root, client_options={"allow_http": True} if http else {})
@@ -160,7 +163,7 @@ class Lake:
         """Every file below a folder, sorted by path."""
         with self._asking(prefix):
             found = [
-                FileInfo(meta["path"], int(meta["size"]))
+                FileInfo(meta["path"], int(meta["size"]), meta["last_modified"])
                 for batch in obstore.list(self.store, prefix)
                 for meta in batch
             ]
@@ -173,9 +176,16 @@ class Lake:
         return sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in prefixes)
 
     def delete(self, paths: Sequence[str]) -> None:
-        if paths:
-            with self._asking(paths[0]):
+        """Delete files; one that is gone already is no error."""
+        if not paths:
+            return
+        with self._asking(paths[0]):
+            try:
                 obstore.delete(self.store, paths)
+            except FileNotFoundError:  # a local folder says so, and stops there
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self.store, path)
 
     def parquet(self, path: str) -> pq.ParquetFile:
         """Open one Parquet file for streaming; never reads it whole."""

@@ -263,6 +263,30 @@ def _live(lake: Lake, table: DeltaTable, target: str, partition: str) -> dict[st
     return {"plan_id": plan_id, "run": paths.root, "sample": sample, "version": None, "rows": rows}
 
 
+def reachable_files(lake: Lake, target: str, since: datetime) -> set[str]:
+    """Files (relative to the lake) that readers see now or saw at `since` or later: all that a rollback may bring back.
+
+    Raises UnavailableError when one of these versions cannot be read.
+    """
+    table = open_table(lake, target)
+    if table is None:
+        return set()
+    seen = [table]
+    for entry in table.history():
+        before = entry["version"] - 1
+        replaced_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
+        # A version whose log entry is gone cannot be rolled back to.
+        if replaced_at >= since and lake.exists(f"{target}/_delta_log/{before:020}.json"):
+            seen.append(open_table(lake, target, before) or table)
+    return {f"{target}/{path}" for version in seen for path in _paths(version)}
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+    paths: list[str] = actions["path"].to_pylist()
+    return paths
+
+
 # -- publish -----------------------------------------------------------------------------------------------------------
 
 

@@ -251,6 +251,13 @@ class ConfigDb:
             row.plan_id, row.seconds, row.ended_at = plan_id, seconds, utc_now()
             row.counts, row.tokens = counts or {}, tokens or {}
 
+    @contextmanager
+    def between_runs(self, enrichment: str, partition: str) -> Iterator[bool]:
+        """Whether nobody is at work on a partition; for the time of the `with` block, nobody can claim it."""
+        with self._session(lock=f"run {enrichment} {partition}") as session:
+            newest = _newest(session, enrichment, partition)
+            yield newest is None or newest.state != RunState.OPEN
+
     def runs(self, enrichment: str | None = None, limit: int = 20) -> list[Run]:
         """The latest runs, newest first."""
         query = select(Run).order_by(Run.id.desc()).limit(limit)
