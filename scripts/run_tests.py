@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / ".millrace"
 RESULTS = STATE / "test-results"
-CODE = ("plugins", "dags", "spark_apps", "inference_images", "benchmarks", "scripts", "tests")
+CODE = ("plugins", "dags", "spark_apps", "inference_images", "deploy", "benchmarks", "scripts", "tests")
 
 # Cheap tiers first: what fails in a second should not wait for an engine.
 TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
