@@ -34,7 +34,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, TriggerRule, task
 
-from millrace.airflow import params, retries, tasks
+from millrace.airflow import alerts, params, retries, tasks
 from millrace.airflow.backends import backend
 from millrace.airflow.operators import ApproveBudget, CheckSource, Extract, JoinBack
 from millrace.enrichment import Enrichment, load_enrichments
@@ -60,12 +60,14 @@ def enrichment_dag(enrichment: Enrichment) -> DAG:
         max_active_runs=4,
         params=params.form(),
         tags=["millrace"],
+        deadline=alerts.deadline(enrichment.publish_within_minutes),
         default_args={
             "owner": enrichment.owner,
             "retries": retries.STEP_RETRIES,
             "retry_delay": retries.CRASH_DELAY,
             "retry_policy": retries.POLICY,
             "execution_timeout": timedelta(hours=6),
+            "on_failure_callback": alerts.task_failed,
             # Today's date before backfills, wherever both wait for a slot.
             "weight_rule": "millrace.airflow.priority.ScheduledFirst",
         },

@@ -123,6 +123,9 @@ class Enrichment(Frozen):
     preflight: Preflight = Preflight()
     reuse_days: int = Field(default=90, ge=0)
     over_budget: Literal["fail", "wait"] = "fail"
+    publish_within_minutes: int | None = Field(
+        default=None, ge=1, description="a run that is not published so long after it was queued is reported as late"
+    )
     target: Target
 
     @field_validator("schedule")

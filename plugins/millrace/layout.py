@@ -82,6 +82,10 @@ class RunPaths:
     def stop(self) -> str:
         return f"{self.root}/stop.json"
 
+    def alerted(self, since: str) -> str:
+        """Exists once a shard has alerted; `since` stands for the DAG run and its last start or clear."""
+        return f"{self.root}/alerts/{since}"
+
     def report(self, dag_run_id: str) -> str:
         # Run ids carry colons and plus signs (`manual__2026-11-01T00:00:00+00:00`): safe in no shell, so they are mapped.
         return f"{self.root}/reports/{re.sub(r'[^A-Za-z0-9_.-]', '_', dag_run_id)}"

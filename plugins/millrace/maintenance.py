@@ -30,7 +30,6 @@ from millrace.enrichment import Enrichment
 from millrace.lake import FileInfo, Lake
 from millrace.layout import RunPaths
 
-RUN_DAYS = 30
 # A rollback that begins in the last minute of its window still finds its files.
 GRACE = timedelta(days=1)
 _BATCH = 1000
@@ -62,7 +61,7 @@ def remove_runs(
     db: ConfigDb,
     enrichments: Mapping[str, Enrichment],
     *,
-    run_days: int = RUN_DAYS,
+    run_days: int,
     now: datetime | None = None,
 ) -> Removed:
     """Remove runs, and leftovers inside kept ones, in which no file was written for `run_days`.

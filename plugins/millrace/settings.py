@@ -8,6 +8,7 @@
 | MILLRACE_CONFIG_DB  | SQLAlchemy URL of the config table                          | none: commands that need it say so |
 | MILLRACE_BACKEND    | where shards run: `local` or `kubernetes`                   | local                         |
 | MILLRACE_STATE      | local services: database, Airflow's own files, logs         | $MILLRACE_HOME/.millrace      |
+| MILLRACE_ALERTS     | who is told when something is wrong: JSON, see `millrace.airflow.alerts` | nobody beside the log |
 | MILLRACE_RUNNER     | the `shard-runner` that backend `local` starts              | $MILLRACE_HOME/.venv-inference/bin/shard-runner |
 """
 
@@ -32,6 +33,7 @@ class Settings:
     backend: str
     runner: str
     state: Path
+    alerts: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
@@ -47,6 +49,7 @@ class Settings:
             config_db=env.get("MILLRACE_CONFIG_DB") or None,
             backend=backend,
             state=Path(env.get("MILLRACE_STATE") or home / ".millrace"),
+            alerts=env.get("MILLRACE_ALERTS") or "",
             runner=env.get("MILLRACE_RUNNER") or str(home / ".venv-inference" / "bin" / "shard-runner"),
         )
 

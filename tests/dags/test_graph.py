@@ -17,7 +17,7 @@ STEPS = ["plan", "check_source", "preflight", "extract", "approve_budget", "infe
 def test_every_enrichment_has_a_dag_of_its_name(parse: Callable[..., Any]) -> None:
     bag = parse()
     assert not bag.import_errors
-    assert set(bag.dags) == {"review_insights", "review_polarity_zh"}
+    assert set(bag.dags) == {"review_insights", "review_polarity_zh", "millrace_maintenance"}
 
 
 def test_the_tasks_are_exactly_the_steps(dag: Any) -> None:

@@ -100,6 +100,7 @@ def test_a_broken_file_is_an_import_error_and_stops_no_other_dag(airflow: Rest, 
         assert {dag["dag_id"]: dag["has_import_errors"] for dag in dags} == {
             ENRICHMENT: False,
             "review_polarity_zh": False,
+            "millrace_maintenance": False,
         }
     finally:
         broken.unlink()

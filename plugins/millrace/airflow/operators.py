@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
 
+from millrace.airflow.alerts import NeedsApproval
 from millrace.airflow.process import RunnerProcess
 from millrace.airflow.retries import MAX_FAILURES, GaveUpError, ReclaimedError, error_for, first_try_since_clear
 from millrace.airflow.tasks import check_claim, run_of, step_log
@@ -387,6 +388,7 @@ class ApproveBudget(ApprovalOperator):
             fail_on_reject=True,
             retries=0,
             response_timeout=timedelta(days=2),
+            notifiers=[NeedsApproval()],
             **kwargs,
         )
 

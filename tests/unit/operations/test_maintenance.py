@@ -16,12 +16,16 @@ from millrace.config_db import ConfigDb
 from millrace.enrichment import Enrichment, parse_enrichment
 from millrace.lake import Lake
 from millrace.layout import answers_file
-from millrace.maintenance import Removed, remove_answers, remove_runs, remove_table_files
+from millrace.maintenance import Removed, remove_answers, remove_table_files
 from millrace.plan import Plan
 from millrace.records import FileRef, Manifest
 from tests.unit.publishing.runs import DATE, FINGERPRINT, joined_run, make_plan, read_rows, ready, spec
 
 NAME = "reviews"
+
+
+def remove_runs(*arguments: Any, run_days: int = 30, **options: Any) -> Removed:
+    return maintenance.remove_runs(*arguments, run_days=run_days, **options)
 
 
 @pytest.fixture
@@ -369,9 +373,9 @@ def test_after_every_step_a_published_date_is_whole(
     rows_before = read_rows(lake)
     for month in range(1, 13):
         for step in (
-            lambda now: maintenance.remove_runs(lake, db, enrichments, now=now),
-            lambda now: maintenance.remove_answers(lake, enrichments, now=now),
-            lambda now: maintenance.remove_table_files(lake, enrichments, now=now),
+            lambda now: remove_runs(lake, db, enrichments, now=now),
+            lambda now: remove_answers(lake, enrichments, now=now),
+            lambda now: remove_table_files(lake, enrichments, now=now),
         ):
             step(days(30 * month))
             assert read_rows(lake) == rows_before
