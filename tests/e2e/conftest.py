@@ -60,7 +60,7 @@ class Checkout:
         from deltalake import DeltaTable
 
         table = DeltaTable(self.lake.uri(f"enriched/{ENRICHMENT}"))
-        rows: list[dict[str, Any]] = table.to_pyarrow_table(partitions=[("dt", "=", partition)]).to_pylist()
+        rows: list[dict[str, Any]] = table.to_pyarrow_table(filters=[("dt", "=", partition)]).to_pylist()
         return rows
 
     def files(self, prefix: str) -> set[str]:
