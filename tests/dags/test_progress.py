@@ -43,7 +43,7 @@ def test_a_step_that_ended_is_one_line_with_its_own_word() -> None:
     progress.emit(record(runner_log, "Loading weights"))
     progress.emit(record(step_log, "40 rows: 38 requests"))
     progress.on_task_instance_success(None, task("extract"))
-    assert shown(progress, terminal) == ["  extract          40 rows: 38 requests"]
+    assert shown(progress, terminal) == ["  extract  40 rows: 38 requests"]
 
 
 def test_mapped_steps_are_counted_from_one() -> None:
