@@ -1,8 +1,9 @@
 #!/bin/sh
 # Convert the demo model into the volume, whole or not at all.
 set -eu
-if [ ! -e /models/.demo-model ]; then
-  rm -rf /models/.demo-model.partial
-  python /convert_demo_model.py /models/.demo-model.partial
-  mv /models/.demo-model.partial /models/.demo-model
+here=$(dirname "$0")
+if [ ! -e "$MILLRACE_MODELS/.demo-model" ]; then
+  rm -rf "$MILLRACE_MODELS/.demo-model.partial"
+  python "$here/convert_demo_model.py" "$MILLRACE_MODELS/.demo-model.partial"
+  mv "$MILLRACE_MODELS/.demo-model.partial" "$MILLRACE_MODELS/.demo-model"
 fi
