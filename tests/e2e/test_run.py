@@ -11,7 +11,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.conftest import ENRICHMENT, ROOT, Checkout
+from tests.e2e.conftest import ENRICHMENT, Checkout
 
 ROWS = 40
 DEMO, SECOND = "2026-11-01", "2026-11-02"
@@ -122,7 +122,3 @@ def test_a_date_that_the_source_does_not_have_fails_before_anything_starts(check
     assert process.returncode == 1
     assert "2025-01-01" in said and "check_source" not in said
     assert checkout.published("2025-01-01") == []
-
-
-def test_the_checkout_itself_is_left_alone(checkout: Checkout, demo: str) -> None:
-    assert not str(checkout.settings.lake).startswith(str(ROOT))
