@@ -78,8 +78,9 @@ def test_the_deployments_default_timetable_does_not_matter(default: str) -> None
         "from airflow.dag_processing.dagbag import DagBag\n"
         "from airflow.sdk import CronDataIntervalTimetable\n"
         f"bag = DagBag(dag_folder={str(ROOT / 'dags')!r})\n"
-        "assert len(bag.dags) == 2, bag.import_errors\n"
-        "assert all(isinstance(d.timetable, CronDataIntervalTimetable) for d in bag.dags.values() if d.schedule)\n"
+        "timetables = [bag.dags[name].timetable for name in ('review_insights', 'review_polarity_zh')]\n"
+        "scheduled = [t for t in timetables if type(t).__name__ != 'NullTimetable']\n"
+        "assert scheduled and all(isinstance(t, CronDataIntervalTimetable) for t in scheduled), timetables\n"
     )
     env = {**os.environ, "AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS": default}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
