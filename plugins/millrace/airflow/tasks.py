@@ -91,7 +91,8 @@ def is_alive(ti: Any, dag_id: str, dag_run_id: str) -> bool:
     from airflow.sdk.exceptions import AirflowRuntimeError
 
     try:
-        return str(ti.get_dagrun_state(dag_id=dag_id, run_id=dag_run_id)) in ("queued", "running")
+        # An enum whose str() is its Python name, so it is compared as it is.
+        return ti.get_dagrun_state(dag_id=dag_id, run_id=dag_run_id) in ("queued", "running")
     except AirflowRuntimeError as error:
         if "404" in str(error) or "not_found" in str(error).lower():
             return False
