@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from millrace import sample_source
 from millrace.errors import ConfigError
 from millrace.lake import Lake
 from millrace.plan import Plan
-from tests.unit.publishing.runs import make_plan
+from millrace.source_snapshot import snapshot
+from millrace.spark.source import check_snapshot
+from tests.unit.publishing.runs import DATE, make_plan
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -31,6 +35,23 @@ def test_an_edited_plan_is_refused(lake: Lake) -> None:
     lake.write(plan.paths.plan, json.dumps(edited).encode())
     with pytest.raises(ConfigError, match="was edited"):
         Plan.read(lake, plan.paths)
+
+
+def test_extract_finds_the_files_as_the_plan_saw_them_and_notices_a_rewritten_one(lake: Lake) -> None:
+    """One file of a single put, one of an upload in parts: a listing and a look at the file must tell the same version."""
+    schema = pa.schema([("id", pa.string()), ("body", pa.string()), ("rating", pa.int32())])
+    small = pa.table({"id": ["a"], "body": ["good"], "rating": [5]}, schema=schema)
+    large = pa.table({"id": ["b"], "body": [os.urandom(8_000_000).hex()], "rating": [1]}, schema=schema)
+    lake.write_parquet(f"source/reviews/dt={DATE}/small.parquet", small)
+    with lake.parquet_writer(f"source/reviews/dt={DATE}/large.parquet", schema) as writer:
+        writer.write_table(large)
+    made = make_plan(lake)
+    decision = made.decision.model_copy(update={"source": snapshot(lake, made.enrichment, DATE)})
+    plan = Plan.make(decision, made.record)
+    check_snapshot(lake, plan)
+    lake.write_parquet(f"source/reviews/dt={DATE}/small.parquet", small.set_column(1, "body", pa.array(["fine"])))
+    with pytest.raises(ConfigError, match="1 of 2 source files"):
+        check_snapshot(lake, plan)
 
 
 def test_the_sample_tables_are_loaded_once(lake: Lake) -> None:
