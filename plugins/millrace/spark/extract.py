@@ -71,6 +71,8 @@ def make_manifest(spark: SparkSession, lake: Lake, plan: Plan, attempt: str) -> 
     count = check_keys(to_rows(read_source(spark, plan), plan), plan)
     source_bytes = sum(file.size for file in plan.decision.source.files)
     spark = derived_session(spark, bucket_count(count, source_bytes, limits))
+    # Pushing a condition on the request below the verbs that make it would make every request twice, once to judge it.
+    spark.conf.set("spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer.PushDownPredicates")
 
     rows = to_rows(read_source(spark, plan), plan).transform(with_requests, plan)
     answered = reuse.answered_before(lake, plan) if count else None
