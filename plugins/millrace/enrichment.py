@@ -162,7 +162,7 @@ class Enrichment(Frozen):
         return self
 
     @cached_property
-    def schema(self) -> AnswerSchema:
+    def schema(self) -> AnswerSchema:  # type: ignore[override]  # pydantic has a deprecated method of this name
         return AnswerSchema.from_dict(self.answer)
 
     def spec(self) -> dict[str, Any]:
