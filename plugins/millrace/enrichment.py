@@ -157,6 +157,8 @@ class Enrichment(Frozen):
         reserved = sorted(RESERVED_COLUMNS & set(columns))
         if reserved:
             raise ValueError(f"source.keep/answer: {reserved} are names of Millrace's own columns; rename them")
+        if "key" in self.source.keep:
+            raise ValueError("source.keep: extract's rows call the key 'key'; rename the kept column of that name")
         if self.form == "compact":
             schema.compact_choices()
         return self
