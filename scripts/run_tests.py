@@ -31,6 +31,7 @@ TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "services": (".venv", ("tests/s3", "tests/compose")),
     "vllm": (".venv-inference", ("tests/runner_vllm",)),
     "e2e": (".venv", ("tests/e2e",)),
+    "operations": (".venv", ("tests/operations",)),
 }
 
 
