@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +35,14 @@ class SampleRun:
         lake.delete([f.path for prefix in (f"{self.run.paths.root}/shards", "answers") for f in lake.list(prefix)])
 
 
-def sample_run(folder: Path, rows: int, form: str = "json", golden_only: bool = False, **limits: Any) -> SampleRun:
-    """`rows` distinct sentences of the sample (or the golden rows) as one shard in a lake below `folder`."""
+def sample_run(folder: Path, rows: int, form: str = "json") -> SampleRun:
+    """`rows` distinct sentences of the sample as one shard in a lake below `folder`."""
     prompt = ROOT / "dags" / "prompts" / "review_insights"
     spec = yaml.safe_load((ROOT / "dags" / "enrichments" / "review_insights.yaml").read_text(encoding="utf-8"))
+    system = (prompt / "system.jinja").read_text(encoding="utf-8")
     golden = [json.loads(line) for line in (prompt / "golden.jsonl").read_text(encoding="utf-8").splitlines()]
-    if golden_only:
-        texts = [row["text"] for row in golden]
-    else:
-        table = pq.read_table(ROOT / "data" / "amazon_review_sentences.parquet", columns=["comment_text"])
-        texts = list(dict.fromkeys(table["comment_text"].to_pylist()))
+    table = pq.read_table(ROOT / "data" / "amazon_review_sentences.parquet", columns=["comment_text"])
+    texts = list(dict.fromkeys(table["comment_text"].to_pylist()))
     while len(texts) < rows:  # more than the sample has: told apart by a number at the end
         texts += [f"{text} ({len(texts) + n})" for n, text in enumerate(texts[: rows - len(texts)])]
     store = Path(Settings.from_env().models)
@@ -57,11 +56,10 @@ def sample_run(folder: Path, rows: int, form: str = "json", golden_only: bool = 
         model,
         answer=spec["answer"],
         form=form,
-        system=(prompt / "system.jinja").read_text(encoding="utf-8"),
+        system=_few_shot(system, form),
         body=(prompt / "body.jinja").read_text(encoding="utf-8"),
         golden=golden,
         max_tokens=40,
-        limits=limits,
     )
     enrichment = run.plan.enrichment
     return SampleRun(
@@ -76,3 +74,11 @@ def sample_run(folder: Path, rows: int, form: str = "json", golden_only: bool = 
             want_confidence=enrichment.limits.confidence_floor is not None,
         ),
     )
+
+
+def _few_shot(system: str, form: str) -> str:
+    """The prompt's examples in the form that is asked for: `{"sentiment":"positive","topic":"price"}` as `positive|price`."""
+    if form == "json":
+        return system
+    system = re.sub(r"\{.*\}", lambda found: "|".join(json.loads(found[0]).values()), system)
+    return system.replace(" as JSON: ", " as ")
