@@ -28,6 +28,7 @@ TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "runner": (".venv-inference", ("tests/runner",)),
     "spark": (".venv", ("tests/spark",)),
     "dags": (".venv", ("tests/dags",)),
+    "kubernetes": (".venv", ("tests/kubernetes",)),
     "services": (".venv", ("tests/s3", "tests/compose")),
     "vllm": (".venv-inference", ("tests/runner_vllm",)),
     "e2e": (".venv", ("tests/e2e",)),

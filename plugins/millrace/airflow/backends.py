@@ -12,6 +12,7 @@ from airflow.sdk import BaseOperator
 
 from millrace.airflow.operators import LocalShard, Preflight
 from millrace.errors import ConfigError
+from millrace.settings import BACKENDS
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,15 @@ class Backend:
     shard: type[BaseOperator]
 
 
-BACKENDS = {"local": Backend(preflight=Preflight, shard=LocalShard)}
-
-
 def backend(name: str) -> Backend:
     """The backend of that name. Raises ConfigError for one that this version does not have."""
-    try:
-        return BACKENDS[name]
-    except KeyError:
-        raise ConfigError(f"MILLRACE_BACKEND is '{name}'; this version has {', '.join(BACKENDS)}.") from None
+    match name:
+        case "local":
+            return Backend(preflight=Preflight, shard=LocalShard)
+        case "kubernetes":
+            # Here, since a deployment without a cluster should not wait a second for its client.
+            from millrace.airflow.kubernetes import PreflightPod, ShardPod
+
+            return Backend(preflight=PreflightPod, shard=ShardPod)
+        case _:
+            raise ConfigError(f"MILLRACE_BACKEND is '{name}'; this version has {', '.join(BACKENDS)}.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from millrace.airflow.pod_template import CONTAINER
+from millrace.airflow.process import last_word
 from millrace.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def pod_end(pod: V1Pod | None, name: str, waited: str = "") -> PodEnd:
             return _of_init_container(status.name, ended, where, taken)
     if taken:
         return PodEnd(RECLAIMED, f"{where} was taken away: {taken}")
-    if held_up := _waiting(pod, where):
+    if held_up := _stuck(pod, where) or _without_node(pod, where):
         return held_up
     if pod.status.phase == "Failed":
         said = ": ".join(filter(None, [pod.status.reason, pod.status.message])) or "no reason given"
@@ -76,7 +77,7 @@ def has_started(pod: V1Pod) -> bool:
 def is_at_work(pod: V1Pod) -> bool:
     """Whether the pod may still answer: neither ended nor on its way out."""
     going = pod.status is not None and pod.status.phase in ("Pending", "Running")
-    return going and not terminated(pod) and not pod.metadata.deletion_timestamp and not _taken_away(pod)
+    return going and not terminated(pod) and not _taken_away(pod) and not _stuck(pod, "")
 
 
 def _of_container(pod: V1Pod, done: Any, where: str, taken: str) -> PodEnd:
@@ -115,18 +116,24 @@ def _taken_away(pod: V1Pod) -> str:
     return "it was deleted" if pod.metadata.deletion_timestamp else ""
 
 
-def _waiting(pod: V1Pod, where: str) -> PodEnd | None:
-    """What kept a pod from starting, None when nothing is known to."""
+def _stuck(pod: V1Pod, where: str) -> PodEnd | None:
+    """What keeps a container of the pod from starting, None when nothing is known to."""
     for status in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
         waiting = status.state.waiting if status.state else None
         reason = waiting.reason if waiting else None
         said = f"{reason}: {waiting.message}" if waiting and waiting.message else reason
         if reason in _WRONG_SPEC:
-            return PodEnd(ExitCode.CONFIG, f"{where} cannot start: {said}. Correct the pod template or the image's name")
+            return PodEnd(
+                ExitCode.CONFIG, f"{where} cannot start: {said}. Correct the pod template or the image's name"
+            )
         if reason in _NO_IMAGE:
             return PodEnd(ExitCode.UNAVAILABLE, f"{where}: image '{status.image}' cannot be pulled: {said}")
         if reason in _NO_CONTAINER:
             return PodEnd(ExitCode.UNAVAILABLE, f"{where}: the container could not start: {said}")
+    return None
+
+
+def _without_node(pod: V1Pod, where: str) -> PodEnd | None:
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
             said = ": ".join(filter(None, [condition.reason, condition.message]))
@@ -135,6 +142,7 @@ def _waiting(pod: V1Pod, where: str) -> PodEnd | None:
 
 
 def _last_line(message: str | None) -> str:
-    """The last line of a termination message, which holds the end of the log (terminationMessagePolicy)."""
+    """The runner's last word in a termination message, which holds the end of the log (terminationMessagePolicy); else its last line."""
     lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
-    return lines[-1][:1000] if lines else ""
+    words = [word for line in lines if (word := last_word(line))]
+    return [*lines[-1:], *words][-1][:1000] if lines else ""
