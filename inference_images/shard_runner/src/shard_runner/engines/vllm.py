@@ -6,7 +6,7 @@ What is set, and why (a model's `settings` override any of it, by vLLM's own nam
 | --- | --- | --- |
 | block_size | 32: the smallest the CPU backend takes; its default of 128 caches no shared prefix shorter than that | vLLM's |
 | enforce_eager | on: compiling takes longer than the shards it would speed up | off |
-| max_num_seqs | 64: more gave nothing on 2 cores (docs/performance.md) | vLLM's |
+| max_num_seqs | 128: twice as many were no faster on 2 cores (docs/performance.md) | vLLM's |
 | kv_cache_gib | 1 | all that vLLM finds |
 | enable_prefix_caching | on | on |
 | max_model_len | the plan's context_tokens, never the model's maximum | same |
@@ -28,7 +28,7 @@ from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply, Tokeni
 
 log = logging.getLogger("shard_runner")
 
-CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "enforce_eager": True, "max_num_seqs": 64}
+CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "enforce_eager": True, "max_num_seqs": 128}
 KV_CACHE_GIB = 1
 
 
