@@ -2,6 +2,7 @@
 
     shard-runner run   --run <run uri> --shard <shard id>     answer a shard
     shard-runner probe --run <run uri>                        can the model do this task?
+    shard-runner check-device                                 is the GPU sane?
 
 A run is an absolute URI, or a path below MILLRACE_LAKE. Models come from MILLRACE_MODELS. Exit codes: 0 complete, 2 the plan or
 configuration is wrong, 3 engine or endpoint unavailable, 4 too many unusable answers, 75 told to stop with everything saved.
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--run", required=True, help="the run's URI, or its path below MILLRACE_LAKE")
     probe.add_argument("--model", help="one of the plan's models (default: the plan's default model)")
     probe.add_argument("--stage", choices=["cpu", "all"], default="all", help="cpu: without starting the engine")
+    commands.add_parser("check-device", help="show that each GPU computes, before a model is loaded")
     return parser
 
 
@@ -75,6 +77,12 @@ def _execute(args: argparse.Namespace, signals: object) -> tuple[ExitCode, Calla
 
     assert isinstance(signals, Signals)
     try:
+        if args.command == "check-device":
+            from shard_runner.device import check_device
+
+            message = check_device()
+            log.info("%s (exit 0)", message)
+            return ExitCode.COMPLETE, lambda: None
         root, paths = RunPaths.parse(args.run)
         lake = Lake(root) if root else Lake.from_env()
         if args.command == "run":
