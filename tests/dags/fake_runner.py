@@ -21,6 +21,10 @@ from millrace.records import Completion, FileRef, Manifest, Outcome, Phases, Tok
 
 def main() -> int:
     told = json.loads(os.environ["FAKE_RUNNER"])
+    # Before the start is on record: a test may send the signal as soon as it sees that.
+    told_to_stop: list[bool] = []
+    if told["how"] == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: told_to_stop.append(True))
     seen = Path(told["seen"])
     starts = seen.read_text().splitlines() if seen.exists() else []
     with seen.open("a") as file:
@@ -38,8 +42,6 @@ def main() -> int:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "wait":
-        told_to_stop = []
-        signal.signal(signal.SIGTERM, lambda *_: told_to_stop.append(True))
         print("at work", flush=True)
         while not told_to_stop:
             time.sleep(0.01)
