@@ -105,7 +105,7 @@ class Bench:
         ref = {"run": self.run.paths.root, "number": 1}
         ti = SimpleNamespace(
             dag_id="tiny", task_id="infer", map_index=0, try_number=try_number, max_tries=max_tries,
-            start_date=datetime.now(UTC), xcom_pull=lambda task_ids: ref, xcom_push=self.pushed.__setitem__,
+            start_date=datetime.now(UTC), xcom_pull=lambda task_ids: ref,
         )  # fmt: skip
         ti.xcom_push = lambda key, value: self.pushed.update({key: value})
         return {
@@ -150,7 +150,7 @@ class Bench:
             while time.monotonic() < deadline:
                 if len(self.cluster.created) >= pods:
                     pod = self.cluster.created[-1]
-                    if any(word in line for _, line in pod.log):
+                    if not word or any(word in line for _, line in pod.log):
                         act(pod)
                         return
                 time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from millrace.errors import (
     UnavailableError,
     UnusableError,
 )
+from tests.kubernetes.cluster import Pod
 from tests.kubernetes.conftest import Bench
 from tests.runner.build import SHARD
 
@@ -255,7 +257,15 @@ def test_the_next_try_goes_on_with_a_pod_that_is_still_at_work(bench: Bench) -> 
     """Its model is loaded: a new one would take minutes to get as far."""
     test_a_lost_api_server_fails_the_try_but_not_the_pod(bench)
     bench.cluster.silent = False
-    bench.meanwhile(lambda pod: pod.process and pod.process.terminate())
+    bench.pushed.clear()
+
+    def end_once_adopted(pod: Pod) -> None:
+        while "pod_name" not in bench.pushed:
+            time.sleep(0.01)
+        assert pod.process is not None
+        pod.process.terminate()
+
+    bench.meanwhile(end_once_adopted)
     with pytest.raises(StoppedError):
         bench.shard(try_number=2)
     assert len(bench.cluster.created) == 1
@@ -306,8 +316,6 @@ def test_a_worker_that_is_told_to_stop_never_reports_success(bench: Bench, defer
 
 def _linger(operator: object, *args: object, **kwargs: object) -> None:
     """The worker is told to stop between starting the pod and handing it to the triggerer."""
-    import time
-
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
     while not operator._killed:  # type: ignore[attr-defined]
