@@ -63,6 +63,7 @@ def check(name: str) -> Outcome:
     folders = [folder for folder in CODE if (ROOT / folder).is_dir()]
     if name == "lint":
         code = call([".venv/bin/ruff", "check", *folders])
+        code = call([".venv/bin/ruff", "format", "--check", *folders]) or code
     else:
         # tests/ is left out: its fakes and fixtures gain nothing from annotations. Each job or DAG is a script, so
         # modules of the same name in two folders are not one module.

@@ -201,7 +201,9 @@ class LocalSite:
         self.airflow_home.mkdir(parents=True, exist_ok=True)
         with locked(self.airflow_home / "secrets.lock"):
             if not file.exists():
-                made = {name: secrets.token_urlsafe(48) for name in ("jwt", "api")} | {"admin": secrets.token_urlsafe(9)}
+                made = {name: secrets.token_urlsafe(48) for name in ("jwt", "api")} | {
+                    "admin": secrets.token_urlsafe(9)
+                }
                 _write_private(file, json.dumps(made))
                 _write_private(self._passwords, json.dumps({"admin": made["admin"]}) + "\n")
         found: dict[str, str] = json.loads(file.read_text())
