@@ -61,9 +61,9 @@ class Shared(VllmEngine):
         self.abort()
 
 
-def compare(rows: int, rounds: int) -> dict[str, Any]:
+def compare(rows: int, rounds: int, form: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        sample = sample_run(Path(folder), rows)
+        sample = sample_run(Path(folder), rows, form)
         spec = sample.spec
         prepare_environment(spec)
         from vllm import LLM
@@ -100,6 +100,7 @@ def compare(rows: int, rounds: int) -> dict[str, Any]:
             sample.forget_answers()
         return {
             "rows": rows,
+            "form": form,
             "ratio": round(statistics.median(ratios), 3),
             "rows_per_s": round(statistics.median(ours), 2),
             "engine_rows_per_s": round(statistics.median(engine), 2),
@@ -108,10 +109,10 @@ def compare(rows: int, rounds: int) -> dict[str, Any]:
         }
 
 
-def default_rows_per_s(rows: int) -> float:
+def default_rows_per_s(rows: int, form: str) -> float:
     """vLLM as it comes: nothing set but the model, the answer's schema and a cache that fits this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        sample = sample_run(Path(folder), rows)
+        sample = sample_run(Path(folder), rows, form)
         os.environ |= {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -140,12 +141,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--form", choices=["json", "compact"], default="json", help="how the answers are asked for")
     parser.add_argument("--phase", choices=["compare", "default"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phase == "compare":
-        _print_and_leave(compare(args.rows, args.rounds))
+        _print_and_leave(compare(args.rows, args.rounds, args.form))
     elif args.phase == "default":
-        _print_and_leave({"default_rows_per_s": round(default_rows_per_s(args.rows), 2)})
+        _print_and_leave({"default_rows_per_s": round(default_rows_per_s(args.rows, args.form), 2)})
     else:
         result: dict[str, Any] = {}
         for phase in ("compare", "default"):
@@ -162,7 +164,18 @@ def _print_and_leave(result: dict[str, Any]) -> NoReturn:
 
 
 def _in_its_own_process(phase: str, args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--rows", str(args.rows), "--rounds", str(args.rounds), "--phase", phase]
+    command = [
+        sys.executable,
+        __file__,
+        "--rows",
+        str(args.rows),
+        "--rounds",
+        str(args.rounds),
+        "--form",
+        args.form,
+        "--phase",
+        phase,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     print(done.stdout, end="", flush=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

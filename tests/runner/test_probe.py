@@ -150,7 +150,7 @@ def test_a_schema_that_the_grammar_backend_refuses_is_named(
         raise RuntimeError("unsupported keyword")
 
     monkeypatch.setattr(probe, "compile_grammar", refuse)
-    with pytest.raises(ConfigError, match="enrichment 'tiny'.*unsupported keyword"):
+    with pytest.raises(ConfigError, match=r"enrichment 'tiny'.*unsupported keyword"):
         run_probe(build_run(lake, ["a"], model, golden=GOLDEN))
 
 
