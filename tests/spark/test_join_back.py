@@ -141,3 +141,13 @@ def test_every_field_kind_has_its_type_and_value(spark, world: World):
     assert [rows["r0"][f] for f in fields] == ["negative", ["b", "a"], 0.25, True, "żółć 😀"]
     assert [rows["r1"][f] for f in fields] == ["positive", None, None, None, None]
     assert joined.labels == {"sentiment": {"negative": 1, "positive": 1}, "tags": {"a": 1, "b": 1}}
+
+
+@pytest.mark.parametrize("column", ["status", "reason", "answer", "a.b"])
+def test_a_kept_column_may_bear_the_name_of_one_of_the_answers(spark, world: World, column: str):
+    world.body = "{{ text }}"
+    world.spec["source"]["keep"] = [column]
+    plan = ready(spark, world, pa.table({"id": ["x", "y"], "comment": ["one", "two"], column: ["paid", "open"]}))
+    joined = join_back(spark, world.lake, plan.paths)
+    rows = {row["id"]: (row[column], row["answer_status"], row["sentiment"]) for row in world.read(joined.files)}
+    assert rows == {"x": ("paid", "ok", "positive"), "y": ("open", "ok", "positive")}

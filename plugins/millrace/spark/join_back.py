@@ -115,21 +115,22 @@ def with_answers(rows: DataFrame, answers: DataFrame) -> DataFrame:
     """Each row with its request's answer; a row that was skipped, or whose answer is missing, stays, with nulls.
 
     Hashing the answers saves sorting both sides: a task holds the answers of its share of the input (`tasks_for`).
+    Both sides get a name, since kept columns may be called `status` or `reason` like those of an answer.
     """
-    return rows.join(answers.hint("shuffle_hash"), ROW_REQUEST, "left")
+    return rows.alias("row").join(answers.alias("given").hint("shuffle_hash"), ROW_REQUEST, "left")
 
 
 def enriched_columns(joined: DataFrame, plan: Plan) -> DataFrame:
     """The columns of `schemas.enriched_schema` but for the partition's, which Delta knows from its log."""
     source, schema = plan.enrichment.source, plan.enrichment.schema
     was_skipped = F.col(ROW_SKIP).isNotNull()
-    status = F.when(was_skipped, Status.skipped.value).otherwise(F.col("status"))
+    status = F.when(was_skipped, Status.skipped.value).otherwise(F.col("given.status"))
     return joined.select(
         F.col(ROW_KEY).alias(source.key),
-        *(F.col(quoted(column)) for column in source.keep),
-        *(F.col("answer")[n].alias(n) for n in schema.names),
+        *(F.col(f"row.{quoted(column)}") for column in source.keep),
+        *(F.col("given.answer")[n].alias(n) for n in schema.names),
         status.alias("answer_status"),
-        F.coalesce(F.col(ROW_SKIP), F.col("reason")).alias("answer_reason"),
+        F.coalesce(F.col(ROW_SKIP), F.col("given.reason")).alias("answer_reason"),
         "answer_meta",
     )
 
