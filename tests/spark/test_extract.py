@@ -6,15 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
+from millrace.enrichment import Enrichment
 from millrace.errors import ConfigError, IncompleteError
 from millrace.plan import request_id
 from millrace.records import Manifest
 from millrace.schemas import ANSWER
+from millrace.source_snapshot import snapshot
 from millrace.spark.extract import extract, make_manifest
 from millrace.spark.join_back import join_back
 
-from .conftest import SOURCE, World, reviews
+from .conftest import DATE, SOURCE, World, reviews
 
 
 def shape(world: World, manifest: Manifest):
@@ -241,3 +244,15 @@ def test_asking_unknowns_again_keeps_ok_answers_with_their_fingerprint(spark, wo
     assert joined.by_model == {"tiny@1": {"ok": 17}, "tiny@2": {"ok": 3}}
     by_id = {row["id"]: row["answer_meta"]["fingerprint"] for row in world.read(joined.files)}
     assert by_id["r4"] == old and by_id["r3"] == by_id["r5"] == current
+
+
+def test_the_partition_column_of_a_delta_table_has_its_value_where_a_rule_or_the_output_uses_it(spark, world: World):
+    """Delta's files lack the column, though the table has it."""
+    table = pa.table({"id": ["a", "b"], "comment": ["x", "y"], "day": [DATE] * 2})
+    write_deltalake(world.lake.uri("source/reviews"), table, partition_by=["day"])
+    world.body = "{{ text }}"
+    world.spec["source"] |= {"partition_column": "day", "keep": ["day"], "exclude": f"id = 'b' AND day = '{DATE}'"}
+    plan = world.plan(source=snapshot(world.lake, Enrichment.model_validate(world.spec), DATE))
+    manifest = extract(spark, world.lake, plan.paths)
+    assert [row["day"] for row in world.read(manifest.row_files)] == [DATE, DATE]
+    assert manifest.skipped_rows == {"excluded": 1}

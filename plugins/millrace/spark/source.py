@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from millrace.errors import ConfigError
 from millrace.lake import Lake
 from millrace.plan import Plan, SourceFile
-from millrace.schemas import ROW_KEY, arrow_type, spark_ddl
+from millrace.schemas import ROW_KEY, arrow_type, spark_ddl, spark_type
 from millrace.spark.session import explain_rule_error, spark_form
 
 # Columns of the frame that the verbs of extract work on, beside ROW_KEY. Kept columns sit in a struct: they may bear any name.
@@ -56,7 +56,12 @@ def read_source(spark: SparkSession, plan: Plan) -> DataFrame:
     ddl = spark_ddl(pa.schema([pa.field(column, arrow_type(dtype)) for column, dtype in snapshot.columns.items()]))
     if not snapshot.files:
         return spark.createDataFrame([], ddl)
-    return spark.read.schema(ddl).parquet(*(spark_form(file.path) for file in snapshot.files))
+    rows = spark.read.schema(ddl).parquet(*(spark_form(file.path) for file in snapshot.files))
+    day = snapshot.partition_column
+    if snapshot.format == "delta" and day in snapshot.columns:
+        # The table has the column, its files have not: it would be read as null.
+        return rows.withColumn(day, F.lit(plan.decision.partition).cast(spark_type(arrow_type(snapshot.columns[day]))))
+    return rows
 
 
 def to_rows(source: DataFrame, plan: Plan) -> DataFrame:
