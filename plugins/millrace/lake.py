@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -201,11 +202,21 @@ class Lake:
 
     @contextmanager
     def parquet_writer(self, path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-        """Stream row groups into one file. The file counts only once a record names it with its size.
+        """Stream row groups into one file, which appears whole or not at all. It counts only once a record names it with its size.
 
-        The path must lie below an attempt's own prefix: a killed writer leaves a torn file behind.
+        An extract reads the cache twice while other runs write to it. A file that was torn the first time and whole the second
+        would be asked and reused at once (seen: each row doubled). A killed writer leaves a `.tmp` file behind.
         """
-        if self.is_local:
-            Path(self.uri(path)).parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(path, schema, filesystem=self.fs, **PARQUET_OPTIONS) as writer:
-            yield writer
+        if not self.is_local:  # an object appears when its upload is completed
+            with pq.ParquetWriter(path, schema, filesystem=self.fs, **PARQUET_OPTIONS) as writer:
+                yield writer
+            return
+        whole = Path(self.uri(path))
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        torn = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            with pq.ParquetWriter(str(torn), schema, **PARQUET_OPTIONS) as writer:
+                yield writer
+            torn.replace(whole)
+        finally:
+            torn.unlink(missing_ok=True)

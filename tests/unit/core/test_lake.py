@@ -71,3 +71,25 @@ def test_uris_round_trip_and_foreign_ones_are_refused(lake: Lake, tmp_path: Path
 def test_other_stores_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="MILLRACE_LAKE"):
         Lake("gs://bucket")
+
+
+def test_a_streamed_file_is_seen_whole_or_not_at_all(lake: Lake) -> None:
+    """An extract that finds a torn answer file, and finds it whole when it looks again, asks and reuses the same request."""
+    schema = pa.schema([("a", pa.int64())])
+
+    def seen() -> list[str]:
+        return [file.path for file in lake.list("x") if file.path.endswith(".parquet")]
+
+    with lake.parquet_writer("x/part.parquet", schema) as writer:
+        writer.write_table(pa.table({"a": [1]}, schema))
+        assert seen() == []
+    assert seen() == ["x/part.parquet"]
+
+    def write_and_fail() -> None:
+        with lake.parquet_writer("x/other.parquet", schema) as writer:
+            writer.write_table(pa.table({"a": [1]}, schema))
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        write_and_fail()
+    assert [file.path for file in lake.list("x")] == ["x/part.parquet"]
