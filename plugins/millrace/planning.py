@@ -84,6 +84,8 @@ def make_plan(
     model = _pin_model(db, settings, enrichment, prompt, golden, max_tokens)
     now = fingerprint(enrichment, prompt, model, max_tokens)
     base = _base_plan(lake, enrichment, partition, params)
+    if base:
+        _check_base(base, enrichment)
 
     decision = Decision(
         enrichment=enrichment.name,
@@ -205,3 +207,19 @@ def _base_plan(lake: Lake, enrichment: Enrichment, partition: str, params: PlanP
             "Run the date without `ask_unknowns_again`."
         )
     return Plan.read(lake, RunPaths(enrichment.name, partition, live["plan_id"]))
+
+
+def _check_base(base: Plan, enrichment: Enrichment) -> None:
+    """Refuse a base plan whose answers cannot stand beside this plan's, or whose requests cannot be made from today's columns."""
+    before, problems = base.enrichment, []
+    if (before.schema.engine_dict(), before.form) != (enrichment.schema.engine_dict(), enrichment.form):
+        problems.append("its answers have other fields, labels or another form")
+    if gone := sorted(
+        set(prompts.row_placeholders(base.decision.prompt.text)) - {prompts.TEXT, *enrichment.source.keep}
+    ):
+        problems.append(f"its prompt uses {gone}, which source.keep no longer names")
+    if problems:
+        raise ConfigError(
+            f"The answers of '{base.paths.root}' cannot be kept by `ask_unknowns_again`: {'; '.join(problems)}. "
+            f"Run {enrichment.name} {base.decision.partition} without it."
+        )

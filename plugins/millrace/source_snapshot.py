@@ -146,7 +146,15 @@ def _footers(table: Lake, files: list[SourceFile]) -> dict[str, pa.Schema]:
 
     def footer(file: SourceFile) -> tuple[str, pa.Schema]:
         path = table.relative(file.path)
-        return path, pq.read_schema(path, filesystem=table.fs)
+        try:
+            # Spark's older timestamps (INT96) are microseconds to it, whatever Arrow makes of them.
+            with pq.ParquetFile(path, filesystem=table.fs, coerce_int96_timestamp_unit="us") as parquet:
+                return path, parquet.schema_arrow
+        except pa.ArrowInvalid as error:
+            raise ConfigError(
+                f"'{path}' ({file.size:,} bytes) is not a readable Parquet file. Is it still being written? "
+                "Load the partition again, then clear `plan`."
+            ) from error
 
     # A footer is one small read; many files on an object store are worth overlapping.
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -195,6 +203,10 @@ def _type_problems(source: Source, file: str, column: str, dtype: pa.DataType) -
     if column == source.key and not (dtype == pa.string() or pa.types.is_integer(dtype)):
         return [
             f"{file}: source.key: column '{column}' is {dtype}; a key is text or a whole number, so that it stays the same as a string"
+        ]
+    if pa.types.is_timestamp(dtype) and dtype.unit == "ns":
+        return [
+            f"{file}: column '{column}' is {dtype}, which Spark cannot read; write it in microseconds, or leave it out of `keep`"
         ]
     try:
         spark_type(dtype)

@@ -130,6 +130,37 @@ class TestDecision:
         with pytest.raises(ConfigError, match=message):
             checkout.plan(**params)
 
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {"mood": {"labels": ["good", "bad"]}, "tone": {"labels": ["calm", "loud"]}},
+            {"mood": {"labels": ["good", "bad", "mixed"]}},
+        ],
+    )
+    def test_base_whose_answers_have_other_fields_or_labels_is_refused(
+        self, checkout: Checkout, answer: dict[str, Any]
+    ) -> None:
+        base = checkout.plan()
+        checkout.write_enrichment(answer=answer)
+        checkout.write_golden([{"text": "lovely", "expected": {"mood": "good"}}])
+        with pytest.raises(ConfigError, match="other fields, labels or another form"):
+            checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root)
+
+    def test_base_that_differs_in_aliases_alone_is_kept(self, checkout: Checkout) -> None:
+        base = checkout.plan()
+        checkout.write_enrichment(answer={"mood": {"labels": ["good", "bad"], "aliases": {"poor": "bad"}}})
+        assert checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root).decision.base_plan == base.paths.root
+
+    def test_base_whose_prompt_used_a_column_that_is_no_longer_kept_is_refused(self, checkout: Checkout) -> None:
+        checkout.write_prompt("{{ text }} {{ stars }}")
+        checkout.push()
+        base = checkout.plan()
+        checkout.write_prompt("{{ text }}")
+        checkout.push()
+        checkout.write_enrichment(source=SPEC["source"] | {"keep": []})
+        with pytest.raises(ConfigError, match=r"its prompt uses \['stars'\]"):
+            checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root)
+
     def test_route_decides_where_the_file_names_no_model(self, checkout: Checkout) -> None:
         checkout.write_enrichment(model=None)
         with pytest.raises(ConfigError, match="millrace routes set mood MODEL"):
@@ -193,6 +224,21 @@ class TestMistakes:
         folder = "source/reviews/dt=2026-11-01"
         words = f"'stars' is int32 in '{folder}/part-0.parquet', but missing in '{folder}/part-1.parquet'"
         self.refused(checkout, ConfigError, words)
+
+    @pytest.mark.parametrize("data", [b"", b"PAR1 and no more"])
+    def test_file_that_is_still_being_written_is_named(self, checkout: Checkout, data: bytes) -> None:
+        checkout.write_source(name="part-1.parquet").write_bytes(data)
+        self.refused(checkout, ConfigError, "dt=2026-11-01/part-1.parquet", "still being written", "clear `plan`")
+
+    def test_nanoseconds_that_spark_cannot_read(self, checkout: Checkout) -> None:
+        checkout.write_enrichment(source=SPEC["source"] | {"keep": ["stars", "at"]})
+        at = pa.array([1, 2], pa.timestamp("ns"))
+        path = checkout.write_source(ROWS.append_column("at", at))
+        self.refused(checkout, ConfigError, "column 'at' is timestamp[ns], which Spark cannot read")
+        pq.write_table(ROWS.append_column("at", at), path, use_deprecated_int96_timestamps=True)
+        assert checkout.plan().decision.source.columns["at"] == "timestamp[us]", (
+            "INT96, as older Sparks write it, is fine"
+        )
 
     def test_no_active_prompt(self, checkout: Checkout) -> None:
         checkout.write_enrichment(prompt="another")
