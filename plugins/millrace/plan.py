@@ -132,7 +132,7 @@ class Plan(Record):
         """Read a run's plan and prove that nobody edited it. Raises NotFoundError, ConfigError."""
         paths = run if isinstance(run, RunPaths) else RunPaths.parse(run)[1]
         data = lake.read(paths.plan)
-        plan = cls.model_validate_json(data)
+        plan = cls.parse_bytes(paths.plan, data)
         # The stored text is hashed, not the model made from it: a plan from before a setting existed stays what it was.
         actual = content_hash(json.loads(data)["decision"])
         if not actual == plan.plan_id == paths.plan_id:

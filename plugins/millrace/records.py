@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from millrace.errors import IncompleteError
+from millrace.errors import ConfigError, IncompleteError
 from millrace.lake import Lake
 
 
@@ -27,13 +27,26 @@ class Record(BaseModel):
 
     @classmethod
     def load(cls, lake: Lake, path: str) -> Self:
-        """Read a record. Raises NotFoundError when it does not exist, pydantic's ValidationError when it is not one."""
-        return cls.model_validate_json(lake.read(path))
+        """Read a record. Raises NotFoundError when it does not exist, ConfigError when it is not one."""
+        return cls.parse_bytes(path, lake.read(path))
 
     @classmethod
     def load_or_none(cls, lake: Lake, path: str) -> Self | None:
         data = lake.read_or_none(path)
-        return None if data is None else cls.model_validate_json(data)
+        return None if data is None else cls.parse_bytes(path, data)
+
+    @classmethod
+    def parse_bytes(cls, path: str, data: bytes) -> Self:
+        """The record that a file holds. Raises ConfigError, which quotes nothing of it: a plan holds a prompt."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise ConfigError(
+                f"'{path}' is not a record of this Millrace: {where}: {first['type']}. It is damaged, or another version wrote it: "
+                "restore it, or start a new run of the date."
+            ) from None
 
 
 class FileRef(Record):

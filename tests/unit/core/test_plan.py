@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_a_plan_from_before_a_setting_existed_still_reads(tmp_path: Path) -> Non
     paths = RunPaths("mood", "2026-11-01", older)
     lake.write(paths.plan, json.dumps(data | {"plan_id": older}).encode())
     assert Plan.read(lake, paths.root).decision == made.decision
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: data.replace(b'"system":', b'"sistem":')])
+def test_a_damaged_plan_is_an_error_that_quotes_no_prompt(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    lake, made = Lake(str(tmp_path)), plan()
+    made.save(lake)
+    lake.write(made.paths.plan, damage(lake.read(made.paths.plan)))
+    with pytest.raises(ConfigError, match="is not a record of this Millrace") as caught:
+        Plan.read(lake, made.paths)
+    assert made.decision.prompt.body not in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__, (
+        "pydantic's own message quotes its input"
+    )
 
 
 def test_the_fingerprint_follows_what_is_asked_and_the_reading_follows_how_it_is_read() -> None:
