@@ -61,6 +61,10 @@ class ConfigDb:
                 raise ConfigError(
                     f"The database at {self.where} has no config table yet. Run `millrace migrate`."
                 ) from None
+            if getattr(error.orig, "sqlstate", None) is None:  # the driver refused the URL before it asked any server
+                raise ConfigError(
+                    f"MILLRACE_CONFIG_DB, the URL of {self.where}, has an option that PostgreSQL's driver does not know. Correct it."
+                ) from None
             raise
 
     def check(self) -> None:
@@ -268,7 +272,7 @@ class ConfigDb:
 def _psycopg_url(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number, a bracket that is never closed
         raise ConfigError(
             "MILLRACE_CONFIG_DB is not an SQLAlchemy URL; e.g. postgresql://user:password@host:5432/millrace."
         ) from None

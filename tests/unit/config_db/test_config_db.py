@@ -85,6 +85,19 @@ class TestUnreachable:
         with pytest.raises(ConfigError, match=r"MILLRACE_CONFIG_DB"):
             ConfigDb(url)
 
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://u:s3cret@h:port/x",
+            "postgresql://u:s3cret@[::1/x",
+            "postgresql://u:s3cret@127.0.0.1:1/x?nope=1",
+        ],
+    )
+    def test_url_that_no_driver_understands_is_refused_without_its_password(self, url: str) -> None:
+        with pytest.raises(ConfigError, match=r"MILLRACE_CONFIG_DB") as caught:
+            ConfigDb(url).check()
+        assert "s3cret" not in str(caught.value)
+
 
 class TestPrompts:
     def test_same_text_again_is_the_same_version(self, db: ConfigDb) -> None:
