@@ -397,6 +397,12 @@ def _application(partition: str) -> str:
     return f"{PARTITION}={partition}"
 
 
+def seen_number(lake: Lake, target: str, partition: str) -> int:
+    """The highest run number that a date was published under, 0 where it never was: it outlives a config table that was lost."""
+    table = open_table(lake, target)
+    return 0 if table is None else table.transaction_version(_application(partition)) or 0
+
+
 def _check_turn(table: DeltaTable, plan: Plan, number: int, live: dict[str, Any] | None) -> None:
     partition, target = plan.decision.partition, plan.enrichment.target.path
     seen = table.transaction_version(_application(partition))

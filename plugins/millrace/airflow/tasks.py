@@ -43,9 +43,11 @@ def check_claim(run: str, dag_run_id: str) -> None:
 def plan(enrichment: str, timezone: str, *, ti: Any = None, dag_run: Any = None, params: Any = None) -> RunRef:
     """Decide which partition this run works on, claim it, and write `plan.json`."""
     from millrace.config_db import ConfigDb
+    from millrace.enrichment import load_enrichment
     from millrace.lake import Lake
     from millrace.partition import resolve_partition
     from millrace.planning import PlanParams, make_plan
+    from millrace.publishing import seen_number
 
     partition = resolve_partition(
         run_type=dag_run.run_type.value,
@@ -57,10 +59,17 @@ def plan(enrichment: str, timezone: str, *, ti: Any = None, dag_run: Any = None,
     )
     settings = Settings.from_env()
     db = ConfigDb(settings.require_config_db())
-    number = db.register_run(enrichment, partition, dag_run.run_id, lambda run_id: is_alive(ti, enrichment, run_id))
+    lake, target = Lake.from_env(), load_enrichment(settings.enrichments / f"{enrichment}.yaml").target.path
+    number = db.register_run(
+        enrichment,
+        partition,
+        dag_run.run_id,
+        lambda run_id: is_alive(ti, enrichment, run_id),
+        above=seen_number(lake, target, partition),
+    )
     try:
         made = make_plan(
-            lake=Lake.from_env(),
+            lake=lake,
             db=db,
             settings=settings,
             enrichment_name=enrichment,
