@@ -327,7 +327,7 @@ def publish(lake: Lake, run: str, number: int) -> dict[str, Any]:
             _create_table(lake, plan)
             continue
         live = _live(lake, table, target, paths.partition)
-        if live and live["plan_id"] == plan.plan_id:
+        if live and live["plan_id"] == plan.plan_id and _stands(lake, table, target, paths.partition):
             return {"version": live["version"], "rows": live["rows"], "already_live": True}
         _check_turn(table, plan, number, live)
         existing = _check_table(table, plan)
@@ -401,6 +401,11 @@ def seen_number(lake: Lake, target: str, partition: str) -> int:
     """The highest run number that a date was published under, 0 where it never was: it outlives a config table that was lost."""
     table = open_table(lake, target)
     return 0 if table is None else table.transaction_version(_application(partition)) or 0
+
+
+def _stands(lake: Lake, table: DeltaTable, target: str, partition: str) -> bool:
+    """Whether readers can read what is live: where a file of it was lost, join_back has written the plan's rows again."""
+    return all(lake.size(f"{target}/{file['path']}") == file["size_bytes"] for file in _files(table, partition))
 
 
 def _check_turn(table: DeltaTable, plan: Plan, number: int, live: dict[str, Any] | None) -> None:

@@ -36,6 +36,14 @@ def test_publishing_again_changes_nothing(lake: Lake, keys: Keys) -> None:
     assert len(keys()) == 4
 
 
+def test_a_date_whose_live_file_was_lost_is_mended_by_the_same_plan_joined_again(lake: Lake, keys: Keys) -> None:
+    plan = make_plan(lake)
+    publishing.publish(lake, ready(lake, plan, 4), 1)
+    lake.delete([file.path for file in Joined.load(lake, plan.paths.joined).files])
+    assert publishing.publish(lake, ready(lake, plan, 4), 2)["already_live"] is False
+    assert keys() == [(DATE, str(i)) for i in range(4)]
+
+
 def test_a_new_plan_replaces_its_own_date_only(lake: Lake, keys: Keys) -> None:
     publishing.publish(lake, ready(lake, make_plan(lake), 3), 1)
     publishing.publish(lake, ready(lake, make_plan(lake, date=OTHER), 2), 1)
