@@ -204,7 +204,10 @@ def load_enrichment(path: Path) -> Enrichment:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path.name}: there is no such enrichment file in {path.parent.name}/") from error
+        there = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml"))) or "none"
+        raise ConfigError(
+            f"{path.name}: there is no such enrichment file in {path.parent.name}/; the enrichments are: {there}"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""

@@ -41,7 +41,7 @@ app = typer.Typer(
     ),
     epilog=(
         "Settings are read from MILLRACE_* variables; `plugins/millrace/settings.py` lists them. "
-        "Exit codes: 0 done, 2 wrong or refused, 3 try again later."
+        "Exit codes: 0 done, 1 the run failed, 2 wrong or refused, 3 try again later."
     ),
 )
 

@@ -57,8 +57,8 @@ def demo(
 def run(
     enrichment: EnrichmentName,
     partition: Annotated[str, typer.Option(help="The business date, YYYY-MM-DD.")],
-    row_sample: Annotated[int | None, typer.Option(help="Only this many rows, always the same ones.")] = None,
-    prompt_version: Annotated[int | None, typer.Option(help="Instead of the active version.")] = None,
+    row_sample: Annotated[int | None, typer.Option(min=1, help="Only this many rows, always the same ones.")] = None,
+    prompt_version: Annotated[int | None, typer.Option(min=1, help="Instead of the active version.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ask everything; reuse no answer.")] = False,
     ask_unknowns_again: Annotated[
         bool, typer.Option("--ask-unknowns-again", help="Keep the published usable answers, ask the rest again.")
@@ -69,6 +69,9 @@ def run(
     Safe to repeat: a second time asks the model nothing. Where `millrace up` has Airflow running and the DAG is switched on, the run is
     triggered there and followed.
     """
+    from millrace.partition import parse_partition
+
+    partition = parse_partition(partition, "--partition")
     conf: dict[str, Any] = {"partition": partition, "row_sample": row_sample, "prompt_version": prompt_version}
     conf = {name: value for name, value in conf.items() if value is not None}
     if fresh:
@@ -92,7 +95,7 @@ def up() -> None:
 def down() -> None:
     """Stop what `millrace up` started, and the local database. Shards at work save what is finished."""
     stopped = LocalSite.from_env().down()
-    typer.echo(f"stopped {stopped} processes" if stopped else "nothing was running")
+    typer.echo(f"stopped {stopped} process{'' if stopped == 1 else 'es'}" if stopped else "nothing was running")
 
 
 def env() -> None:

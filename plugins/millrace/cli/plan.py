@@ -20,9 +20,9 @@ def register(app: typer.Typer) -> None:
 def plan(
     enrichment: EnrichmentName,
     partition: Partition,
-    row_sample: Annotated[int | None, typer.Option(help="Only this many rows, always the same ones.")] = None,
+    row_sample: Annotated[int | None, typer.Option(min=1, help="Only this many rows, always the same ones.")] = None,
     prompt_version: Annotated[
-        int | None, typer.Option(help="Instead of the active version; a draft may be tried so.")
+        int | None, typer.Option(min=1, help="Instead of the active version; a draft may be tried so.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ask everything; reuse no answer.")] = False,
     ask_unknowns_again: Annotated[

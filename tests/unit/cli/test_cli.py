@@ -132,6 +132,21 @@ class TestPlan:
         assert output.startswith("error: The source table 'source/reviews' of mood has no partition dt=2026-12-24")
         assert "Traceback" not in output
 
+    @pytest.mark.parametrize("option", ["--row-sample", "--prompt-version"])
+    @pytest.mark.parametrize("command", ["plan", "run"])
+    def test_number_below_one_is_refused_by_its_option(self, run: Run, command: str, option: str) -> None:
+        said = run(command, "mood", "--partition", "2026-11-01", option, "0", exit_code=2)
+        assert f"Invalid value for '{option}'" in said
+
+    def test_run_of_what_is_no_date_is_refused_before_anything_starts(self, run: Run, checkout: Checkout) -> None:
+        assert "--partition is 'tomorrow'; it must be a date" in run(
+            "run", "mood", "--partition", "tomorrow", exit_code=2
+        )
+        assert not (checkout.home / ".millrace" / "postgres").exists()
+
+    def test_of_an_enrichment_that_is_not_there_names_those_that_are(self, run: Run) -> None:
+        assert "the enrichments are: mood" in run("plan", "moood", "--partition", "2026-11-01", exit_code=2)
+
     def test_unreachable_database_is_something_to_try_again(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MILLRACE_CONFIG_DB", "postgresql://u:s3cret@127.0.0.1:1/x")
         output = run("plan", "mood", "--partition", "2026-11-01", exit_code=3)
