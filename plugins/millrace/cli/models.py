@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 import yaml
@@ -32,6 +33,19 @@ def register(app: typer.Typer) -> None:
     routes.command("set")(set_route)
     routes.command("list")(list_routes)
     app.add_typer(routes, name="routes", rich_help_panel=_PANEL)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise ConfigError, which does not quote it, unless the URL is plain: the config table and every plan will hold it."""
+    try:
+        url = urlsplit(endpoint)
+    except ValueError:
+        url = urlsplit("")
+    if url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc or url.query:
+        raise ConfigError(
+            "--endpoint must be the base URL of the API with scheme, host and path alone, e.g. http://127.0.0.1:8000/v1. "
+            "A key belongs into the runner's environment: see docs/endpoints.md."
+        )
 
 
 def _pairs(options: list[str] | None, what: str) -> dict[str, Any]:
@@ -101,6 +115,7 @@ def add(
     }
     columns = {key: value for key, value in given.items() if value is not None}
     if endpoint:
+        _check_endpoint(endpoint)
         served = served_name or name
         digest = content_hash([endpoint, served, revision])
         open_config_db().upsert_model(
