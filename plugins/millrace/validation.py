@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from millrace.answers import Reason, Status, kind_of_skip, status_of
@@ -283,6 +284,14 @@ def _completions(lake: Lake, paths: RunPaths, manifest: Manifest | None) -> list
     with ThreadPoolExecutor(max_workers=16) as pool:
         found = pool.map(lambda shard_id: Completion.load_or_none(lake, paths.complete(shard_id)), shards)
         return [done for done in found if done is not None]
+
+
+def answered_since(lake: Lake, run: str, since: datetime) -> tuple[int, Tokens]:
+    """Requests and tokens of a run's shards that were completed at `since` or later."""
+    paths = RunPaths.parse(run)[1]
+    completions = _completions(lake, paths, Manifest.load_or_none(lake, paths.manifest))
+    new = [done for done in completions if done.finished_at >= since]
+    return sum(done.requests for done in new), _sum_tokens(done.tokens for done in new)
 
 
 def _sum_tokens(parts: Iterable[Tokens]) -> Tokens:

@@ -153,7 +153,8 @@ def report(enrichment: str, *, ti: Any = None, dag_run: Any = None) -> None:
     _, paths = RunPaths.parse(ref["run"])
     try:
         written = reports.write(lake, ref["run"], dag_run.run_id, state=state, step_seconds=seconds)
-        counts, tokens = reports.ledger(lake, ref["run"])
+        since = db.started_at(paths.enrichment, paths.partition, dag_run.run_id)
+        counts, tokens = reports.ledger(lake, ref["run"], since)
     except MillraceError as error:
         step_log.info("no report: %s", error)
         written, counts, tokens = None, {}, {}

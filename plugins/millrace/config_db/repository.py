@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,12 @@ class ConfigDb:
                 row.state = RunState(state)
             row.plan_id, row.seconds, row.ended_at = plan_id, seconds, utc_now()
             row.counts, row.tokens = counts or {}, tokens or {}
+
+    def started_at(self, enrichment: str, partition: str, dag_run_id: str) -> datetime | None:
+        """When a DAG run first claimed a partition, cleared or not since; None when it never did."""
+        with self._session() as session:
+            row = _newest(session, enrichment, partition, Run.dag_run_id == dag_run_id)
+            return None if row is None else row.started_at
 
     @contextmanager
     def between_runs(self, enrichment: str, partition: str) -> Iterator[bool]:

@@ -10,6 +10,7 @@ counts, labels, ids and paths, never a row's text or a prompt, and its size does
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from millrace import validation
 from millrace.lake import Lake
 from millrace.layout import RunPaths
 from millrace.report.content import describe
@@ -63,19 +65,26 @@ def write(
     return written
 
 
-def ledger(lake: Lake, run: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """(counts, tokens) of a run as the ledger of runs keeps them for trends."""
+def ledger(lake: Lake, run: str, since: datetime | None = None) -> tuple[dict[str, Any], dict[str, int]]:
+    """(counts, tokens) of a DAG run as the ledger of runs keeps them for trends.
+
+    Rows are the plan's, whoever had them answered. `requests_answered` and the tokens are those of shards completed at `since` or later,
+    so that a second run of a finished plan costs nothing in a sum over runs; without `since`, those of the whole plan.
+    """
     audit = find(lake, run, "success", {}).audit
+    requests, tokens = audit.requests_answered, audit.tokens
+    if since is not None:
+        requests, tokens = validation.answered_since(lake, run, since)
     counts = {
         "rows": audit.rows,
         **audit.statuses,
         "reused": audit.reused,
         "inferred": audit.inferred,
         "requests": audit.requests,
-        "requests_answered": audit.requests_answered,
+        "requests_answered": requests,
         "unknown_rate": round(audit.unknown_rate, 6),
     }
-    return counts, audit.tokens.model_dump()
+    return counts, tokens.model_dump()
 
 
 def summary(lake: Lake, run: str, state: str | None = None) -> list[RichTable | Text]:

@@ -198,8 +198,11 @@ class TestRuns:
     def test_same_dag_run_keeps_its_number_when_plan_is_cleared(self, db: ConfigDb) -> None:
         assert [db.register_run("e", "d", "first", alive) for _ in range(2)] == [1, 1]
         db.close_run("e", "d", "first", state=RunState.FAILED)
+        started = db.started_at("e", "d", "first")
         assert db.register_run("e", "d", "first", alive) == 1
         assert db.runs("e")[0].state == "open"
+        assert started is not None and db.started_at("e", "d", "first") == started
+        assert db.started_at("e", "d", "second") is None
 
     def test_old_dag_run_whose_plan_is_cleared_after_a_later_one_gets_a_higher_number(self, db: ConfigDb) -> None:
         for dag_run in ("first", "second"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from html import unescape
 from io import StringIO
 
@@ -192,6 +193,17 @@ def test_the_summary_for_a_terminal_has_the_same_numbers(lake: Lake) -> None:
     report.print_summary(lake, plan.paths.root, console=Console(file=out, width=200))
     assert "1,020 = 995 ok + 5 unknown + 0 failed + 20 skipped" in out.getvalue()
     assert "100 reused, 900 asked, 20 skipped" in out.getvalue()
+
+
+def test_a_run_that_found_everything_answered_is_charged_nothing(lake: Lake) -> None:
+    plan = make_plan(lake)
+    joined_run(lake, plan, OUTCOMES, reused=100)
+    before, after = utc_now() - timedelta(hours=1), utc_now() + timedelta(hours=1)
+    counts, tokens = report.ledger(lake, plan.paths.root, before)
+    assert counts["requests_answered"] == 900 and tokens["prompt"] == 135_000
+    counts, tokens = report.ledger(lake, plan.paths.root, after)
+    assert counts["rows"] == 1020 and counts["requests_answered"] == 0
+    assert tokens == {"prompt": 0, "cached": 0, "completion": 0}
 
 
 def test_the_ledger_gets_counts_and_tokens(lake: Lake) -> None:
