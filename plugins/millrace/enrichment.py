@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from millrace.answers import AnswerSchema
 from millrace.errors import ConfigError
@@ -23,7 +23,15 @@ from millrace.errors import ConfigError
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 Column = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^`\x00-\x1f]+$")]
 Share = Annotated[float, Field(ge=0, le=1)]
-LakePath = Annotated[str, Field(min_length=1, pattern=r"^(s3://)?[^\s/.][^\s]*$")]
+
+
+def _inside(path: str) -> str:
+    if ".." in path.split("/"):
+        raise ValueError("must not lead out of the lake: leave out '..'")
+    return path
+
+
+LakePath = Annotated[str, Field(min_length=1, pattern=r"^(s3://)?[^\s/.][^\s]*$"), AfterValidator(_inside)]
 
 RESERVED_COLUMNS = frozenset({"answer_status", "answer_reason", "answer_meta", "dt", "request_id", "skip_reason"})
 
@@ -149,12 +157,14 @@ class Enrichment(Frozen):
     def _consistent(self) -> Enrichment:
         schema = self.schema
         columns = [self.source.key, *self.source.keep, *schema.names]
-        doubled = sorted({c for c in columns if columns.count(c) > 1})
+        # Spark's readers take Price for price, so a table with both could be read by nobody.
+        folded = [c.casefold() for c in columns]
+        doubled = sorted({c for c in columns if folded.count(c.casefold()) > 1})
         if doubled:
             raise ValueError(
                 f"source.keep/answer: column {doubled} would appear twice in the enriched table; rename or drop one"
             )
-        reserved = sorted(RESERVED_COLUMNS & set(columns))
+        reserved = sorted(c for c in set(columns) if c.casefold() in RESERVED_COLUMNS)
         if reserved:
             raise ValueError(f"source.keep/answer: {reserved} are names of Millrace's own columns; rename them")
         if "key" in self.source.keep:

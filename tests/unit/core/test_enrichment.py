@@ -40,6 +40,23 @@ def test_the_spec_round_trips() -> None:
     ("changes", "expected"),
     [
         ({"colour": "red"}, r"mood.yaml: colour: is not a known key"),
+        (
+            {"source": {"path": "source/reviews", "key": "id", "text": "body", "keep": ["rating", "Rating"]}},
+            r"\['Rating', 'rating'\] would appear twice",
+        ),
+        (
+            {"source": {"path": "source/reviews", "key": "id", "text": "body", "keep": ["Sentiment"]}},
+            r"\['Sentiment', 'sentiment'\] would appear twice",
+        ),
+        (
+            {"source": {"path": "source/reviews", "key": "id", "text": "body", "keep": ["DT"]}},
+            r"\['DT'\] are names of Millrace's own columns",
+        ),
+        ({"target": {"path": "enriched/../../mood"}}, r"mood.yaml: target.path: .*leave out '..'"),
+        (
+            {"source": {"path": "source/../..", "key": "id", "text": "body"}},
+            r"mood.yaml: source.path: .*leave out '..'",
+        ),
         ({"source": {"path": "source/reviews", "text": "body"}}, r"mood.yaml: source.key: is missing"),
         ({"limits": {"unknown_rate": 1.5}}, r"limits.unknown_rate: .*less than or equal to 1.*1.5"),
         ({"limits": {"max_shards": 1500}}, r"limits.max_shards: .*1000"),
