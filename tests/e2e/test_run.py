@@ -81,7 +81,7 @@ def test_a_second_run_of_a_date_asks_nothing_and_starts_no_engine(checkout: Chec
     logged = log.read_text(errors="replace")[read:]
     assert "no engine started" in logged and "Loading safetensors" not in logged
     assert "Spark-Submit cmd" not in logged
-    newest = checkout.runs()[0]
+    newest = checkout.claims()[0]
     assert newest.counts["rows"] > 0 and newest.counts["requests_answered"] == newest.tokens["prompt"] == 0
     assert_published_whole(checkout, DEMO)
 
