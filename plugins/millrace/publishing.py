@@ -328,7 +328,10 @@ def publish(lake: Lake, run: str, number: int) -> dict[str, Any]:
             continue
         live = _live(lake, table, target, paths.partition)
         if live and live["plan_id"] == plan.plan_id and _stands(lake, table, target, paths.partition):
-            return {"version": live["version"], "rows": live["rows"], "already_live": True}
+            if _takes_turn(table, paths.partition, number):
+                return {"version": live["version"], "rows": live["rows"], "already_live": True}
+            _pause(round_)
+            continue
         _check_turn(table, plan, number, live)
         existing = _check_table(table, plan)
         schema = pa.schema([*existing, *(field for field in with_columns if field.name not in existing.names)])
@@ -408,6 +411,17 @@ def _stands(lake: Lake, table: DeltaTable, target: str, partition: str) -> bool:
     return all(lake.size(f"{target}/{file['path']}") == file["size_bytes"] for file in _files(table, partition))
 
 
+def _takes_turn(table: DeltaTable, partition: str, number: int) -> bool:
+    """Leave a run's number with a date that it need not change, in a commit without files; False when another commit came first.
+
+    Without it an older run that was held up would still find its own number high enough, and replace what this one confirmed.
+    """
+    if (table.transaction_version(_application(partition)) or 0) >= number:
+        return True
+    schema = pa.schema(table.schema().to_arrow())
+    return _commit(table, [], schema, partition, {}, Transaction(_application(partition), number)) is not None
+
+
 def _check_turn(table: DeltaTable, plan: Plan, number: int, live: dict[str, Any] | None) -> None:
     partition, target = plan.decision.partition, plan.enrichment.target.path
     seen = table.transaction_version(_application(partition))
@@ -444,6 +458,8 @@ def _commit(
 ) -> int | None:
     """Replace one date's files on top of the very version that was looked at: the new version, or None when another commit came first.
 
+    Without `actions` no file is touched, and only the transaction is recorded.
+
     deltalake would by itself retry on top of commits it takes for harmless, the first publish of the same date among them (seen: the
     date was doubled), so it is given no retries and the caller decides afresh.
     """
@@ -454,10 +470,10 @@ def _commit(
     try:
         table.create_write_transaction(
             actions,  # type: ignore[arg-type]  # a list of AddAction is one of AddAction | RemoveAction
-            mode="overwrite",
+            mode="overwrite" if actions else "append",
             schema=schema,
             partition_by=[PARTITION],
-            partition_filters=[(PARTITION, "=", partition)],
+            partition_filters=[(PARTITION, "=", partition)] if actions else None,
             commit_properties=properties,
         )
     except CommitFailedError:

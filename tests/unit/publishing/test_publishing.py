@@ -31,8 +31,24 @@ def test_publishing_again_changes_nothing(lake: Lake, keys: Keys) -> None:
     run = ready(lake, make_plan(lake), 4)
     publishing.publish(lake, run, 1)
     assert publishing.publish(lake, run, 1) == {"version": 1, "rows": 4, "already_live": True}
-    assert publishing.publish(lake, run, 2)["already_live"] is True
     assert DeltaTable(lake.uri("enriched/reviews")).version() == 1
+    files = DeltaTable(lake.uri("enriched/reviews")).file_uris()
+    assert publishing.publish(lake, run, 2) == {"version": 1, "rows": 4, "already_live": True}
+    assert DeltaTable(lake.uri("enriched/reviews")).file_uris() == files
+    assert [found.version for found in publishing.versions(lake, "enriched/reviews", DATE)] == [1]
+    assert len(keys()) == 4
+
+
+def test_an_older_run_that_was_held_up_does_not_replace_a_plan_that_a_newer_one_confirmed(
+    lake: Lake, keys: Keys
+) -> None:
+    """Run 1 publishes a plan, run 3 decides the same plan again and changes nothing, then run 2 comes late with another."""
+    run = ready(lake, make_plan(lake), 4)
+    late = ready(lake, make_plan(lake, prompt_version=2), 3)
+    publishing.publish(lake, run, 1)
+    publishing.publish(lake, run, 3)
+    with pytest.raises(RefusedError, match="run number 3; this is run number 2"):
+        publishing.publish(lake, late, 2)
     assert len(keys()) == 4
 
 
