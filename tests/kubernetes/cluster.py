@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -76,6 +77,7 @@ class Cluster:
         self.silent = False  # nothing answers
         self.forbidden = ""  # the API server's words, while it refuses to create pods
         self.lose_first_reply = False
+        self.before_reply: Callable[[str], object] | None = None  # called with the method of every request
         self._cwd = cwd
         self._pods: dict[str, Pod] = {}
         self._events: list[dict[str, Any]] = []
@@ -384,6 +386,8 @@ class Cluster:
             assert request.transport is not None
             request.transport.close()
         reply: web.StreamResponse = await handler(request)
+        if self.before_reply:
+            await asyncio.to_thread(self.before_reply, request.method)
         return reply
 
     async def _create(self, request: web.Request) -> web.Response:

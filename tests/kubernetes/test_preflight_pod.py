@@ -6,6 +6,7 @@ import pytest
 
 from millrace.airflow.retries import ReclaimedError
 from millrace.errors import ConfigError, UnavailableError, UnusableError
+from tests.kubernetes.cluster import Cluster, Pod
 from tests.kubernetes.conftest import Bench
 
 
@@ -38,14 +39,22 @@ def test_preflight_ends_as_the_probe_does(bench: Bench, how: str, error: type[Ex
         probe(bench)
 
 
-def test_a_worker_that_is_told_to_stop_has_proved_nothing(bench: Bench) -> None:
+@pytest.mark.parametrize("request_under_way", ["POST", "GET"], ids=["the pod is created", "the pod is looked at"])
+def test_a_worker_that_is_told_to_stop_has_proved_nothing(bench: Bench, request_under_way: str) -> None:
+    """Airflow's signal handler runs on_kill in the middle of whatever the worker was at."""
     bench.cluster.no_node = "0/1 nodes are available"
-    bench.meanwhile(lambda pod: bench.operator.on_kill())
     bench.monkeypatch.setattr("tests.kubernetes.cluster.Cluster._remove", _at_once)
+
+    def stop(method: str) -> None:
+        if method == request_under_way and bench.cluster.pods:
+            bench.operator.on_kill()
+
+    bench.cluster.before_reply = stop
     with pytest.raises(ReclaimedError):
         probe(bench, deferrable=False)
+    assert bench.cluster.created and not bench.cluster.pods
 
 
-async def _at_once(cluster: object, pod: object, grace: int) -> None:
+async def _at_once(cluster: Cluster, pod: Pod, grace: int) -> None:
     """A pod that has no process is gone as soon as it is deleted."""
-    cluster._vanish(pod)  # type: ignore[attr-defined]
+    cluster._vanish(pod)

@@ -145,7 +145,14 @@ class RunnerPod(KubernetesPodOperator):
         self.settle(context, self._end(self._last_seen, waited))
 
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Any) -> V1Pod:
-        """Start the pod, after what earlier tries left behind is asked to end; or go on with a pod that is still at work."""
+        """The pod of this try. Deleted again at once where the worker was told to stop before `on_kill` could know of it."""
+        self.pod = self._adopt_or_create(pod_request_obj)
+        if self._killed:
+            self.on_kill()
+        return self.pod
+
+    def _adopt_or_create(self, pod_request_obj: V1Pod) -> V1Pod:
+        """Start a pod, after what earlier tries left behind is asked to end; or go on with a pod that is still at work."""
         metadata = pod_request_obj.metadata
         own = {key: value for key, value in self.labels.items() if key != "millrace/attempt"}
         selector = ",".join(f"{key}={value}" for key, value in sorted(own.items()))
