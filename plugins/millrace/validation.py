@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from millrace.answers import Reason, Status, kind_of_skip, status_of
 from millrace.errors import IncompleteError, RefusedError
@@ -108,7 +109,6 @@ def collect(lake: Lake, plan: Plan) -> Audit:
     source_check = SuiteResult.load_or_none(lake, paths.source_check())
     override = Override.load_or_none(lake, paths.override)
     completions = _completions(lake, paths, manifest)
-    tokens = _sum_tokens(done.tokens for done in completions)
     reasons = joined.reasons if joined else (manifest.skipped_rows if manifest else {})
     rows = joined.rows if joined else (manifest.rows if manifest else 0)
     statuses = joined.statuses if joined else {}
@@ -144,13 +144,9 @@ def collect(lake: Lake, plan: Plan) -> Audit:
         changed=manifest.changed if manifest else {},
         requests=manifest.requests if manifest else 0,
         requests_reused=manifest.reused if manifest else 0,
-        requests_answered=sum(done.requests for done in completions),
-        requests_resumed=sum(done.resumed for done in completions),
         shards=len(manifest.shards) if manifest else 0,
         shards_complete=len(completions),
-        tokens=tokens,
-        phases=_sum_phases(done.phases for done in completions),
-        cost=_cost(plan, manifest, completions),
+        **_asked(plan, manifest, completions),
         engine=completions[0].engine if completions else {},
         seconds={step: value for step, value in seconds.items() if value is not None},
         source_check=source_check,
@@ -286,12 +282,22 @@ def _completions(lake: Lake, paths: RunPaths, manifest: Manifest | None) -> list
         return [done for done in found if done is not None]
 
 
-def answered_since(lake: Lake, run: str, since: datetime) -> tuple[int, Tokens]:
-    """Requests and tokens of a run's shards that were completed at `since` or later."""
-    paths = RunPaths.parse(run)[1]
-    completions = _completions(lake, paths, Manifest.load_or_none(lake, paths.manifest))
-    new = [done for done in completions if done.finished_at >= since]
-    return sum(done.requests for done in new), _sum_tokens(done.tokens for done in new)
+def asked_since(lake: Lake, plan: Plan, audit: Audit, since: datetime) -> Audit:
+    """The audit with what shards completed at `since` or later asked, in place of what all the plan's DAG runs asked."""
+    manifest = Manifest.load_or_none(lake, plan.paths.manifest)
+    new = [done for done in _completions(lake, plan.paths, manifest) if done.finished_at >= since]
+    return audit.model_copy(update=_asked(plan, manifest, new))
+
+
+def _asked(plan: Plan, manifest: Manifest | None, completions: list[Completion]) -> dict[str, Any]:
+    """The fields of an audit that say what was asked and what it took."""
+    return {
+        "requests_answered": sum(done.requests for done in completions),
+        "requests_resumed": sum(done.resumed for done in completions),
+        "tokens": _sum_tokens(done.tokens for done in completions),
+        "phases": _sum_phases(done.phases for done in completions),
+        "cost": _cost(plan, manifest, completions),
+    }
 
 
 def _sum_tokens(parts: Iterable[Tokens]) -> Tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from millrace.airflow.operators import LocalShard, Preflight
 from millrace.airflow.retries import INFER_RETRIES, POLICY, CrashedError, GaveUpError, ReclaimedError
+from millrace.airflow.tasks import step_log
 from millrace.config_db import ConfigDb
 from millrace.errors import (
     ConfigError,
@@ -122,11 +124,14 @@ def test_a_completion_record_counts_though_the_process_ended_badly(bench: Bench)
     bench.answer()
 
 
-def test_a_complete_shard_starts_no_process(bench: Bench) -> None:
+def test_a_complete_shard_starts_no_process_and_says_so(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, step_log.name)
     bench.tell("complete")
     bench.answer()
     bench.answer(try_number=2)
     assert len(bench.starts()) == 1
+    asked, found = (record.getMessage() for record in caplog.records if record.name == step_log.name)
+    assert "answered earlier" not in asked and "requests, all answered earlier: " in found
 
 
 @pytest.mark.parametrize(

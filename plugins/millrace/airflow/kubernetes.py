@@ -272,7 +272,8 @@ class ShardPod(RunnerPod):
         from millrace.plan import Plan
 
         lake, paths, shard = self._shard(context)
-        if not is_complete(lake, paths, shard):
+        was_complete = is_complete(lake, paths, shard)
+        if not was_complete:
             check_claim(paths.root, context["dag_run"].run_id)
             self._tries = ShardTries(lake, paths, self.shard_id, context, self.retries or 0)
             self._tries.refuse_if_stopped()
@@ -281,7 +282,7 @@ class ShardPod(RunnerPod):
             model = Plan.read(lake, paths).decision.models[shard.model]
             self.describe(paths, model, arguments, attempt, self.shard_id)
             self.start(context)
-        prove(lake, paths, shard)
+        prove(lake, paths, shard, asked=not was_complete)
 
     def may_adopt(self, attempt: str) -> bool:
         return self._tries is not None and self._tries.is_current(attempt)

@@ -146,7 +146,7 @@ class Extract(SparkStep):
 
         manifest = Manifest.load(lake, paths.manifest)
         step_log.info(
-            "%s rows: %s requests, %s of them answered before, %d shards",
+            "%s rows: %s requests, %s of them with an answer to reuse, %d shards",
             f"{manifest.rows:,}", f"{manifest.requests:,}", f"{manifest.reused:,}", len(manifest.shards),
         )  # fmt: skip
         return [shard.shard_id for shard in manifest.shards]
@@ -233,7 +233,8 @@ class LocalShard(LocalRunner):
     def execute(self, context: Any) -> None:
         lake, paths = _open(context)
         shard = find_shard(lake, paths, self.shard_id)
-        if not is_complete(lake, paths, shard):
+        was_complete = is_complete(lake, paths, shard)
+        if not was_complete:
             check_claim(paths.root, context["dag_run"].run_id)
             tries = ShardTries(lake, paths, self.shard_id, context, self.retries or 0)
             tries.refuse_if_stopped()
@@ -242,7 +243,7 @@ class LocalShard(LocalRunner):
             )
             if code != ExitCode.COMPLETE and not is_complete(lake, paths, shard):
                 raise tries.outcome_of(code, last)
-        prove(lake, paths, shard)
+        prove(lake, paths, shard, asked=not was_complete)
 
 
 def find_shard(lake: Lake, paths: RunPaths, shard_id: str) -> ShardEntry:
@@ -268,14 +269,15 @@ def is_complete(lake: Lake, paths: RunPaths, shard: ShardEntry) -> bool:
     return True
 
 
-def prove(lake: Lake, paths: RunPaths, shard: ShardEntry) -> None:
-    """Raise IncompleteError unless the shard is proved complete; else say what it came to."""
+def prove(lake: Lake, paths: RunPaths, shard: ShardEntry, *, asked: bool = True) -> None:
+    """Raise IncompleteError unless the shard is proved complete; else say what it came to, and whether this try asked anything."""
     from millrace.proof import prove_shard
 
     done = prove_shard(lake, paths, shard)
     step_log.info(
-        "%s requests: %s",
+        "%s requests%s: %s",
         f"{done.requests:,}",
+        "" if asked else ", all answered earlier",
         ", ".join(f"{n:,} {status}" for status, n in done.statuses.items() if n),
     )
 

@@ -87,6 +87,7 @@ def plan(enrichment: str, timezone: str, *, ti: Any = None, dag_run: Any = None,
         # Without a plan there is no run for `report` to close.
         db.close_run(enrichment, partition, dag_run.run_id, state="failed")
         raise
+    db.note_plan(enrichment, partition, dag_run.run_id, made.plan_id)
     decision = made.decision
     step_log.info(
         "%s %s: prompt %s version %d, model %s, plan %s",
@@ -152,8 +153,8 @@ def report(enrichment: str, *, ti: Any = None, dag_run: Any = None) -> None:
     lake = Lake.from_env()
     _, paths = RunPaths.parse(ref["run"])
     try:
-        written = reports.write(lake, ref["run"], dag_run.run_id, state=state, step_seconds=seconds)
         since = db.started_at(paths.enrichment, paths.partition, dag_run.run_id)
+        written = reports.write(lake, ref["run"], dag_run.run_id, state=state, step_seconds=seconds, since=since)
         counts, tokens = reports.ledger(lake, ref["run"], since)
     except MillraceError as error:
         step_log.info("no report: %s", error)

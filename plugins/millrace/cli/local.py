@@ -155,5 +155,5 @@ def _summarize(site: LocalSite, enrichment: str, ended: Ended) -> None:
         if row.dag_run_id == ended.dag_run_id and row.plan_id:
             lake, paths = Lake(site.settings.lake), RunPaths(enrichment, row.partition, row.plan_id)
             typer.echo()
-            report.print_summary(lake, paths.root, ended.state)
+            report.print_summary(lake, paths.root, ended.state, row.started_at)
             typer.echo(f"report: {lake.uri(paths.report(ended.dag_run_id))}/report.html")

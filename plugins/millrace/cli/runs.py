@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from millrace.cli.common import EnrichmentName, Json, open_config_db, print_json, print_table, user
-from millrace.errors import ConfigError, NotFoundError
+from millrace.cli.common import EnrichmentName, Json, config_db_url, open_config_db, print_json, print_table, user
+from millrace.errors import ConfigError, NotFoundError, UnavailableError
 from millrace.lake import Lake
 from millrace.layout import RunPaths
 from millrace.settings import Settings
@@ -92,10 +93,23 @@ def runs(
     )
 
 
+def _began(run: str) -> datetime | None:
+    """When the newest DAG run under a run's plan began; None where no config table is at hand, for the lake speaks without it."""
+    from millrace.config_db import ConfigDb
+
+    _, paths = RunPaths.parse(run)
+    try:
+        url = config_db_url()
+        row = ConfigDb(url).newest_run(paths.enrichment, paths.partition, paths.plan_id) if url else None
+    except UnavailableError:
+        return None
+    return None if row is None else row.started_at
+
+
 def show(run: RunName, as_json: Json = False) -> None:
     """Show what a run did, where it stands and what to do next.
 
-    The full report is the HTML file it names.
+    What was asked is counted for the newest DAG run of the plan. The full report is the HTML file it names.
     """
     from millrace import report
     from millrace.report.findings import find
@@ -103,18 +117,19 @@ def show(run: RunName, as_json: Json = False) -> None:
     lake = Lake.from_env()
     path = find_run(lake, run)
     if as_json:
-        found = find(lake, path, None, {})
+        found = find(lake, path, None, {}, _began(path))
         print_json(
             {
                 "run": path,
                 "state": found.state,
                 "version": found.version,
+                "asked_earlier": found.asked_earlier,
                 "trouble": None if found.trouble is None else vars(found.trouble),
                 "audit": found.audit.model_dump(mode="json"),
             }
         )
         return
-    report.print_summary(lake, path)
+    report.print_summary(lake, path, since=_began(path))
     for file in lake.list(f"{path}/reports"):
         if file.path.endswith(".html"):
             typer.echo(f"report    {lake.uri(file.path)}")

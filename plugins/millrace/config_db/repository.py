@@ -256,6 +256,18 @@ class ConfigDb:
             row.plan_id, row.seconds, row.ended_at = plan_id, seconds, utc_now()
             row.counts, row.tokens = counts or {}, tokens or {}
 
+    def note_plan(self, enrichment: str, partition: str, dag_run_id: str, plan_id: str) -> None:
+        """Record which plan a DAG run works under, as soon as it has one."""
+        with self._session() as session:
+            row = _newest(session, enrichment, partition, Run.dag_run_id == dag_run_id)
+            if row is not None:
+                row.plan_id = plan_id
+
+    def newest_run(self, enrichment: str, partition: str, plan_id: str) -> Run | None:
+        """The newest DAG run that works or worked under a plan."""
+        with self._session() as session:
+            return _newest(session, enrichment, partition, Run.plan_id == plan_id)
+
     def started_at(self, enrichment: str, partition: str, dag_run_id: str) -> datetime | None:
         """When a DAG run first claimed a partition, cleared or not since; None when it never did."""
         with self._session() as session:

@@ -124,9 +124,8 @@ def _headline(found: Findings) -> list[str]:
             f"({audit.unknown_rate:.2%}, limit {limit:.2%}), {audit.not_applicable:,} that need none."
         )
     elif audit.requests or audit.rows:
-        lines.append(
-            f"{audit.rows:,} rows in {audit.requests:,} requests; {audit.requests_answered:,} of them answered here so far."
-        )
+        answered = audit.requests_reused + audit.requests_answered + (found.asked_earlier or 0)
+        lines.append(f"{audit.rows:,} rows in {audit.requests:,} requests; {answered:,} of them answered so far.")
     if found.state == "published":
         version = "" if found.version is None else f" as version {found.version}"
         lines.append(f"Published{version} of {audit.target}.")
@@ -156,11 +155,8 @@ def _facts(found: Findings) -> list[tuple[str, str]]:
             "rows",
             f"{audit.rows:,} = " + " + ".join(f"{count:,} {status}" for status, count in _by_status(audit).items()),
         ),
-        ("origin", f"{audit.reused:,} reused, {audit.inferred:,} asked, {audit.skipped:,} skipped"),
-        (
-            "requests",
-            f"{audit.requests:,} distinct, {audit.requests_reused:,} answered before, {audit.requests_answered:,} answered now",
-        ),
+        ("origin", f"{audit.reused:,} reused, {audit.inferred:,} asked under this plan, {audit.skipped:,} skipped"),
+        ("requests", f"{audit.requests:,} distinct, {audit.requests_reused:,} reused, {_asked_words(found)}"),
         ("shards", f"{audit.shards_complete:,} of {audit.shards:,} complete"),
     ]
     if audit.attempt is None:
@@ -171,6 +167,15 @@ def _facts(found: Findings) -> list[tuple[str, str]]:
     facts.append(("table", f"{found.lake_root}/{audit.target}"))
     facts.append(("run", f"{found.lake_root}/{audit.run}"))
     return facts
+
+
+def _asked_words(found: Findings) -> str:
+    asked = f"{found.audit.requests_answered:,} asked"
+    if found.asked_earlier is None:
+        return f"{asked} under this plan"
+    return f"{asked} by this run" + (
+        f", {found.asked_earlier:,} by earlier runs of its plan" if found.asked_earlier else ""
+    )
 
 
 def _by_status(audit: Audit) -> dict[str, int]:
@@ -190,11 +195,14 @@ def _journey(found: Findings) -> list[Stop]:
         aside += [f"{skipped:,} rows are not asked"] if skipped else []
         stops.append(Stop("Deduplicated", f"{manifest.requests:,}", "requests", aside))
         asked = manifest.requests - manifest.reused
-        stops.append(Stop("Looked up", f"{manifest.reused:,}", "answered before", [f"{asked:,} left to ask"]))
+        stops.append(Stop("Looked up", f"{manifest.reused:,}", "reused", [f"{asked:,} left to ask"]))
         aside = [f"{audit.shards_complete:,} of {audit.shards:,} shards"]
         if audit.requests_resumed:
             aside.append(f"{audit.requests_resumed:,} taken over from an attempt that was cut short")
-        stops.append(Stop("Asked", f"{audit.requests_answered:,}", "answered now", aside))
+        if found.asked_earlier:
+            aside.append(f"{found.asked_earlier:,} asked by earlier runs of this plan")
+        by = "under this plan" if found.asked_earlier is None else "by this run"
+        stops.append(Stop("Asked", f"{audit.requests_answered:,}", by, aside))
     if audit.attempt is not None:
         stops.append(Stop("Joined back", f"{audit.rows:,}", "rows", [f"{audit.statuses.get('ok', 0):,} ok"]))
     if found.state == "published":

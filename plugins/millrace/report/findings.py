@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from millrace import budget, publishing, validation
 from millrace.lake import Lake
@@ -43,7 +44,8 @@ class OpenShard:
 @dataclass(frozen=True)
 class Findings:
     plan: Plan
-    audit: Audit
+    audit: Audit  # what was asked is the DAG run's own, where it is known which one is meant
+    asked_earlier: int | None  # requests that the plan's earlier DAG runs asked; None where `audit` counts them all
     manifest: Manifest | None
     state: str  # "published", "not published" or "superseded"
     ended: bool  # False where nobody said how the DAG run ended: it may be at work
@@ -58,8 +60,14 @@ class Findings:
     lake_root: str
 
 
-def find(lake: Lake, run: str, state: str | None, step_seconds: Mapping[str, float]) -> Findings:
-    """Read every record of a run. `state` is how the DAG run ended, None when that is not known (then only the records speak)."""
+def find(
+    lake: Lake, run: str, state: str | None, step_seconds: Mapping[str, float], since: datetime | None = None
+) -> Findings:
+    """Read every record of a run.
+
+    `state` is how the DAG run ended, None when that is not known (then only the records speak). `since` is when it began: what was asked
+    earlier is told apart; without it all of the plan's DAG runs count as one.
+    """
     paths = RunPaths.parse(run)[1]
     plan = Plan.read(lake, paths)
     audit = _audit(lake, plan)
@@ -74,9 +82,11 @@ def find(lake: Lake, run: str, state: str | None, step_seconds: Mapping[str, flo
     trouble = None
     if not is_live and not was_published and state != "success":
         trouble = _trouble(lake, plan, audit, manifest, verdict, open_shards)
+    own = audit if since is None else validation.asked_since(lake, plan, audit, since)
     return Findings(
         plan=plan,
-        audit=audit,
+        audit=own,
+        asked_earlier=None if since is None else audit.requests_answered - own.requests_answered,
         manifest=manifest,
         state="published" if is_live else "superseded" if was_published else "not published",
         ended=state is not None,

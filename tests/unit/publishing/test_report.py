@@ -192,7 +192,33 @@ def test_the_summary_for_a_terminal_has_the_same_numbers(lake: Lake) -> None:
     out = StringIO()
     report.print_summary(lake, plan.paths.root, console=Console(file=out, width=200))
     assert "1,020 = 995 ok + 5 unknown + 0 failed + 20 skipped" in out.getvalue()
-    assert "100 reused, 900 asked, 20 skipped" in out.getvalue()
+    assert "100 reused, 900 asked under this plan, 20 skipped" in out.getvalue()
+    assert "1,000 distinct, 100 reused, 900 asked under this plan" in out.getvalue()
+
+
+def test_a_second_dag_run_of_a_finished_plan_says_that_it_asked_nothing(lake: Lake) -> None:
+    plan = make_plan(lake, price=1.0)
+    joined_run(lake, plan, OUTCOMES, reused=100)
+    validation.validate(lake, plan.paths.root)
+    publishing.publish(lake, plan.paths.root, 1)
+    later = utc_now() + timedelta(hours=1)
+    markdown, html = texts(lake, plan.paths.root, since=later)
+    for text in (markdown, visible(html)):
+        assert "Nothing was asked: every answer was there already." in text
+        assert "900 asked by earlier runs of this plan" in text
+        assert "135,000 prompt" not in text and "Cost" not in text
+    assert "| Asked | 0 | by this run |" in markdown
+    out = StringIO()
+    report.print_summary(lake, plan.paths.root, since=later, console=Console(file=out, width=200))
+    assert "1,000 distinct, 100 reused, 0 asked by this run, 900 by earlier runs of its plan" in out.getvalue()
+
+
+def test_the_dag_run_that_asked_claims_what_it_asked(lake: Lake) -> None:
+    plan = make_plan(lake)
+    joined_run(lake, plan, OUTCOMES, reused=100)
+    markdown, _ = texts(lake, plan.paths.root, since=utc_now() - timedelta(hours=1))
+    assert "| Asked | 900 | by this run | 1 of 1 shards |" in markdown
+    assert "earlier runs" not in markdown and "135,000 prompt" in markdown
 
 
 def test_a_run_that_found_everything_answered_is_charged_nothing(lake: Lake) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 from millrace import publishing, report, validation
 from millrace.cli import app
 from millrace.cli.runs import find_run
+from millrace.config_db import ConfigDb
 from millrace.errors import ConfigError, NotFoundError, RefusedError
 from millrace.lake import Lake
 from millrace.records import Override
@@ -73,6 +75,31 @@ def test_show_says_where_a_refused_run_stands_and_what_to_do(lake: Lake, millrac
     as_json = json.loads(millrace("show", f"reviews/{DATE}", "--json").output)
     assert as_json["state"] == "not published" and as_json["trouble"]["step"] == "validate"
     assert as_json["audit"]["statuses"] == {"ok": 9, "unknown": 1}
+
+
+def test_show_counts_what_the_newest_dag_run_of_the_plan_asked(
+    lake: Lake, millrace, postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres()
+    monkeypatch.setenv("MILLRACE_CONFIG_DB", url)
+    db = ConfigDb(url)
+    db.migrate()
+    plan, other = make_plan(lake), make_plan(lake, prompt_version=2)
+    for dag_run, made in (("first", plan), ("second", plan), ("of another plan", other)):
+        if dag_run == "second":
+            joined_run(lake, plan, 30)
+        db.register_run("reviews", DATE, dag_run, lambda holder: False)
+        db.note_plan("reviews", DATE, dag_run, made.plan_id)
+    shown = " ".join(millrace("show", f"reviews/{DATE}/{plan.plan_id[:12]}").output.split())
+    assert "30 distinct, 0 reused, 0 asked by this run, 30 by earlier runs of its plan" in shown
+    as_json = json.loads(millrace("show", f"reviews/{DATE}/{plan.plan_id[:12]}", "--json").output)
+    assert (as_json["audit"]["requests_answered"], as_json["asked_earlier"]) == (0, 30)
+
+
+def test_show_answers_while_the_config_table_does_not(lake: Lake, millrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_CONFIG_DB", "postgresql://nobody@127.0.0.1:1/millrace")
+    joined_run(lake, make_plan(lake), 30)
+    assert "30 distinct, 0 reused, 30 asked under this plan" in millrace("show", f"reviews/{DATE}").output
 
 
 def test_an_accepted_rate_lets_the_run_be_published(lake: Lake, millrace) -> None:
