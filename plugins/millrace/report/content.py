@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millrace.answers import REASONS, Reason
+from millrace.answers.kinds import LabelList, OneLabel
 from millrace.records import Audit, SuiteResult
 from millrace.report.findings import Findings
 from millrace.validation import NOT_APPLICABLE, group_rate
@@ -241,11 +242,17 @@ def _reasons(audit: Audit) -> Section | None:
 
 def _labels(found: Findings) -> Section | None:
     bars = []
+    # A label that no row has is news: the prompt may have lost it.
+    allowed = {
+        field.name: field.kind.labels.labels
+        for field in found.plan.enrichment.schema.fields
+        if isinstance(field.kind, OneLabel | LabelList)
+    }
     for name, counts in found.audit.labels.items():
         total = sum(counts.values())
         before = (found.previous.mix if found.previous else {}).get(name, {})
         total_before = sum(before.values())
-        ranked = sorted(set(counts) | set(before), key=lambda label: (-counts.get(label, 0), label))
+        ranked = sorted({*allowed.get(name, ()), *counts, *before}, key=lambda label: (-counts.get(label, 0), label))
         rows = [
             Bar(
                 label,

@@ -60,6 +60,13 @@ def test_the_label_mix_is_set_against_the_version_before(lake: Lake) -> None:
     assert "10.0% of the mix moved." in markdown
 
 
+def test_a_label_that_no_row_has_is_in_the_mix_with_0(lake: Lake) -> None:
+    markdown, html = texts(lake, ready(lake, make_plan(lake), 4))
+    mix = markdown.split("**sentiment**")[1].split("\n## ")[0]
+    assert re.findall(r"(?m)^\| (\w+) \| (\d+) \|", mix) == [("negative", "2"), ("positive", "2"), ("unknown", "0")]
+    assert "unknown 0 0.0%" in visible(html)
+
+
 class TestWhatToDoNext:
     """One run for each step it can end at: the report names the step, the reason and a way on."""
 
@@ -166,7 +173,7 @@ def test_html_needs_nothing_from_elsewhere_and_stays_small_with_many_labels(lake
     lake.write(plan.paths.joined, joined.model_copy(update={"labels": {"sentiment": many}}).dump())
     _, html = texts(lake, plan.paths.root)
     assert len(html) < 60_000
-    assert "19,975 rarer labels" in html
+    assert "19,978 rarer labels" in html  # the three of the enrichment are among them
     assert not re.search(r"""(src|href)=|url\(|@import""", html)
 
 
