@@ -30,15 +30,27 @@ def push_prompts(
 ) -> dict[str, int]:
     """Push prompts (default: all) and return name -> version; with `activate` they run from the next plan on.
 
-    Raises NotFoundError for a folder that lacks a file, ConfigError when an enrichment could not use what would be activated.
+    Raises NotFoundError for a folder that lacks a file. ConfigError when an enrichment could not use what would be activated: it says which
+    versions stay as they are and what to do; the other prompts are activated all the same.
     """
     texts = {name: prompts.read_prompt(settings.prompts / name) for name in names or prompt_names(settings)}
     pushed = {name: db.push_prompt(name, text, author=author, note=note) for name, text in texts.items()}
     if activate:
         # Files that are broken use no prompt yet; their own error is reported where they are loaded.
         enrichments = load_enrichments(settings.enrichments)[0].values()
+        refused = []
         for name, version in pushed.items():
-            db.activate_prompt(name, version, enrichments)
+            try:
+                db.activate_prompt(name, version, enrichments)
+            except ConfigError as error:
+                status = db.prompt(name, version).status
+                refused.append(
+                    f"{name}: version {version} is in the config table as {status}. {error}\n"
+                    f"Correct dags/prompts/{name}/ and push it again, which makes a new version; or correct the enrichment and run "
+                    f"`millrace prompts activate {name} {version}`."
+                )
+        if refused:
+            raise ConfigError("\n".join(refused))
     return pushed
 
 

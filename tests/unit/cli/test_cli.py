@@ -59,6 +59,22 @@ class TestPrompts:
             assert "prompt mood" in run("prompts", *command, exit_code=2)
         assert "version 1, active" in run("prompts", "show", "mood")
 
+    def test_refused_at_activation_says_what_stays_and_how_to_go_on(self, run: Run, checkout: Checkout) -> None:
+        other = checkout.settings.prompts / "other"
+        other.mkdir()
+        (other / "system.jinja").write_text("Label.")
+        (other / "body.jinja").write_text("{{ text }}")
+        checkout.write_prompt("Label it: {{ stars }}")
+        said = run("prompts", "push", "--activate", exit_code=2)
+        assert "mood: version 2 is in the config table as draft. Not activated." in said
+        assert "push it again" in said and "millrace prompts activate mood 2" in said
+        listed = json.loads(run("prompts", "list", "--json"))
+        assert [(row["prompt"], row["version"], row["status"]) for row in listed] == [
+            ("mood", 1, "active"),
+            ("mood", 2, "draft"),
+            ("other", 1, "active"),
+        ]
+
     def test_of_a_folder_that_is_not_there_are_named(self, run: Run, checkout: Checkout) -> None:
         assert "dags/prompts/x/ lacks" in run("prompts", "push", "x", exit_code=2)
         checkout.write_enrichment(prompt="x")
