@@ -1,4 +1,4 @@
-"""What has to be there before Airflow starts: two databases, a bucket, tables, a pool, prompts and a model.
+"""What has to be there before Airflow starts: two databases, a bucket, tables, a pool, prompts, a model, and a way to Spark.
 
     python deploy/compose/init.py
 
@@ -8,6 +8,8 @@ Runs at each `docker compose up` and changes nothing that is there: not a prompt
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +45,8 @@ def main() -> None:
     prepare_airflow(slots=int(os.environ.get("MILLRACE_POOL_SLOTS") or 1))
     load_sample(Lake(settings.lake), settings, db)
     add_demo_model(db, settings, profiles)
+    # What Spark steps will submit: a connection that is wrong stops here and not in the first run.
+    subprocess.run([Path(sys.executable).with_name("millrace"), "spark-command"], check=True)
     print("ready", flush=True)
 
 

@@ -204,6 +204,11 @@ def test_init_makes_everything_that_airflow_needs(
     assert pool(system) == (1, True)
 
 
+def test_init_shows_what_spark_steps_will_submit(system: System, started: str) -> None:
+    (command,) = (line for line in started.splitlines() if line.startswith("spark-submit "))
+    assert "--master 'local[*]'" in command and "spark.driver.memory=2g" in command
+
+
 def test_init_again_leaves_what_people_have_changed(system: System, started: str) -> None:
     with airflow_db(system) as db:
         db.execute("update slot_pool set slots = 7 where pool = 'millrace'")

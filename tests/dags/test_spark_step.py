@@ -15,6 +15,7 @@ import pytest
 
 from millrace.airflow.operators import CheckSource, Extract
 from millrace.airflow.retries import CrashedError
+from millrace.airflow.spark_submit import submit_command
 from millrace.config_db import ConfigDb
 from millrace.errors import ConfigError, RefusedError, UnavailableError
 from millrace.lake import Lake
@@ -108,6 +109,16 @@ def test_extract_returns_the_manifests_shards(bench: Bench) -> None:
     (arguments,) = bench.starts()
     assert arguments[arguments.index("--master") + 1] == "local[2]"
     assert arguments[-3:] == [str(ROOT / "spark_apps" / "extract.py"), "--run", bench.paths.root]
+    assert arguments == submit_command("extract", bench.paths.root)[1:]
+
+
+def test_a_missing_connection_fails_the_step_instead_of_meaning_yarn(bench: Bench) -> None:
+    bench.monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    bench.tell(0, bench.manifest(), bench.paths.manifest)
+    bench.lake.delete([bench.paths.manifest])
+    with pytest.raises(ConfigError, match="spark_default"):
+        bench.execute(Extract)
+    assert bench.starts() == []
 
 
 def test_an_application_that_wrote_all_and_exited_1_has_not_failed(bench: Bench) -> None:

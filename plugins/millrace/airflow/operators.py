@@ -17,6 +17,7 @@ from airflow.sdk import BaseOperator
 from millrace.airflow.alerts import NeedsApproval
 from millrace.airflow.process import RunnerProcess
 from millrace.airflow.retries import MAX_FAILURES, GaveUpError, ReclaimedError, error_for, first_try_since_clear
+from millrace.airflow.spark_submit import application, submit_hook
 from millrace.airflow.tasks import check_claim, run_of, step_log
 from millrace.errors import ExitCode, MillraceError, RefusedError
 from millrace.settings import Settings
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from millrace.lake import Lake
     from millrace.layout import RunPaths
     from millrace.records import Manifest, ShardEntry, SuiteResult
-
-SPARK_CONNECTION = "spark_default"
 
 
 def _open(context: Any) -> tuple[Lake, RunPaths]:
@@ -79,20 +78,11 @@ class SparkStep(BaseOperator):
 
     def _submit(self, paths: RunPaths) -> Exception | None:
         """Run the application to its end; the error that its exit code stands for, or None."""
-        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
         from airflow.providers.common.compat.sdk import AirflowException
 
-        from millrace.spark.session import submit_conf
-
-        apps = Settings.from_env().spark_apps
-        self._hook = SparkSubmitHook(
-            conn_id=SPARK_CONNECTION,
-            name=f"millrace {self.task_id} {paths.enrichment} {paths.partition}",
-            conf=submit_conf(apps),
-            application_args=["--run", paths.root],
-        )
+        self._hook = submit_hook(self.task_id, paths.root)
         try:
-            self._hook.submit(str(apps / f"{self.task_id}.py"))
+            self._hook.submit(application(self.task_id))
         except AirflowException as error:
             process = getattr(self._hook, "_submit_sp", None)
             code = process.returncode if process is not None else 1

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from millrace.errors import MillraceError
 
-_MODULES = ("local", "plan", "runs", "enrichments", "prompts", "models", "config")
+_MODULES = ("local", "plan", "runs", "enrichments", "prompts", "models", "config", "spark")
 
 
 class _Group(TyperGroup):
