@@ -12,12 +12,13 @@ from millrace import model_store, prompts, publishing
 from millrace.canonical import sha256_hex
 from millrace.config_db import ConfigDb, Model
 from millrace.enrichment import Enrichment, load_enrichment
-from millrace.errors import ConfigError, NotFoundError
+from millrace.errors import ConfigError, IncompleteError, NotFoundError
 from millrace.lake import Lake
 from millrace.layout import RunPaths, golden_file
 from millrace.partition import parse_partition
 from millrace.plan import Decision, PinnedModel, PinnedPrompt, Plan, PlanRecord, fingerprint
 from millrace.prompts import PromptText
+from millrace.proof import answer_files
 from millrace.settings import Settings
 from millrace.source_snapshot import snapshot
 
@@ -85,7 +86,7 @@ def make_plan(
     now = fingerprint(enrichment, prompt, model, max_tokens)
     base = _base_plan(lake, enrichment, partition, params)
     if base:
-        _check_base(base, enrichment)
+        _check_base(lake, base, enrichment)
 
     decision = Decision(
         enrichment=enrichment.name,
@@ -209,8 +210,9 @@ def _base_plan(lake: Lake, enrichment: Enrichment, partition: str, params: PlanP
     return Plan.read(lake, RunPaths(enrichment.name, partition, live["plan_id"]))
 
 
-def _check_base(base: Plan, enrichment: Enrichment) -> None:
-    """Refuse a base plan whose answers cannot stand beside this plan's, or whose requests cannot be made from today's columns."""
+def _check_base(lake: Lake, base: Plan, enrichment: Enrichment) -> None:
+    """Refuse a base plan that was never finished, whose answers cannot stand beside this plan's, or whose requests cannot be made
+    from today's columns."""
     before, problems = base.enrichment, []
     if (before.schema.engine_dict(), before.form) != (enrichment.schema.engine_dict(), enrichment.form):
         problems.append("its answers have other fields, labels or another form")
@@ -223,3 +225,10 @@ def _check_base(base: Plan, enrichment: Enrichment) -> None:
             f"The answers of '{base.paths.root}' cannot be kept by `ask_unknowns_again`: {'; '.join(problems)}. "
             f"Run {enrichment.name} {base.decision.partition} without it."
         )
+    try:
+        answer_files(lake, base.paths)
+    except (IncompleteError, NotFoundError) as error:
+        raise ConfigError(
+            f"'{base.paths.root}' was never finished, or its files are gone, so `ask_unknowns_again` has no answers to keep: "
+            f"{str(error).splitlines()[0]} Finish that run first, or run {enrichment.name} {base.decision.partition} without it."
+        ) from error

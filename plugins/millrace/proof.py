@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from millrace.errors import IncompleteError
 from millrace.lake import Lake
 from millrace.layout import RunPaths
-from millrace.records import Completion, Manifest, ShardEntry
+from millrace.records import Completion, FileRef, Manifest, ShardEntry
 
 
 def prove_shard(lake: Lake, paths: RunPaths, shard: ShardEntry) -> Completion:
@@ -49,3 +49,15 @@ def prove_shards(lake: Lake, paths: RunPaths, manifest: Manifest) -> list[Comple
             f"{len(manifest.shards)}, found {len(manifest.shards) - len(missing)}.\n" + "\n".join(missing[:20])
         )
     return [r for r in results if isinstance(r, Completion)]
+
+
+def answer_files(lake: Lake, paths: RunPaths) -> list[FileRef]:
+    """The files that hold the answers of a finished run, each there with its size.
+
+    Raises NotFoundError when the run has no manifest, IncompleteError when a shard or a file is missing.
+    """
+    manifest = Manifest.load(lake, paths.manifest)
+    files = [*manifest.reused_files, *(done.answers for done in prove_shards(lake, paths, manifest))]
+    for file in files:
+        file.check(lake)
+    return files

@@ -22,8 +22,8 @@ from millrace.errors import IncompleteError
 from millrace.lake import Lake
 from millrace.layout import answers_prefix
 from millrace.plan import Plan
-from millrace.proof import prove_shards
-from millrace.records import FileRef, Manifest
+from millrace.proof import answer_files
+from millrace.records import FileRef
 from millrace.schemas import ANSWER, ROW_KEY, ROW_REQUEST, ROW_SKIP, spark_ddl
 from millrace.spark.requests import CHANGED, INPUT, current_fingerprint, with_requests
 from millrace.spark.session import in_spark, tasks_for
@@ -63,7 +63,7 @@ def answered_before(lake: Lake, plan: Plan) -> Answered | None:
     if plan.decision.ask_mode == "fresh":
         return None
     if plan.decision.ask_mode == "unknowns":
-        files = base_files(lake, _base(lake, plan))
+        files = answer_files(lake, _base(lake, plan).paths)
         found = [(f.path, f.size) for f in files]
         statuses: tuple[str, ...] = (Status.ok.value,)
         since = None
@@ -81,15 +81,6 @@ def answered_before(lake: Lake, plan: Plan) -> Answered | None:
 
 def _base(lake: Lake, plan: Plan) -> Plan:
     return Plan.read(lake, str(plan.decision.base_plan))
-
-
-def base_files(lake: Lake, base: Plan) -> list[FileRef]:
-    """The files that hold a finished plan's answers. Raises IncompleteError when it is not complete."""
-    manifest = Manifest.load(lake, base.paths.manifest)
-    files = [*manifest.reused_files, *(done.answers for done in prove_shards(lake, base.paths, manifest))]
-    for file in files:
-        file.check(lake)
-    return files
 
 
 def keep_base_answers(rows: DataFrame, lake: Lake, plan: Plan, answered: Answered) -> DataFrame:

@@ -15,6 +15,7 @@ from millrace.canonical import sha256_hex
 from millrace.errors import ConfigError, NotFoundError
 from millrace.layout import golden_file
 from millrace.plan import Plan
+from millrace.records import FileRef, Manifest, ShardEntry
 from tests.unit.conftest import ROWS, SPEC, Checkout
 
 
@@ -100,7 +101,7 @@ class TestDecision:
         assert len({reuse.plan_id, fresh.plan_id, other.plan_id}) == 3
 
     def test_unknowns_are_asked_again_on_a_base_plan_whose_fingerprints_stay_accepted(self, checkout: Checkout) -> None:
-        base = checkout.plan()
+        base = checkout.finish(checkout.plan())
         checkout.write_prompt("Read: {{ text }}")
         checkout.push()
         plan = checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root)
@@ -147,9 +148,29 @@ class TestDecision:
             checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root)
 
     def test_base_that_differs_in_aliases_alone_is_kept(self, checkout: Checkout) -> None:
-        base = checkout.plan()
+        base = checkout.finish(checkout.plan())
         checkout.write_enrichment(answer={"mood": {"labels": ["good", "bad"], "aliases": {"poor": "bad"}}})
         assert checkout.plan(ask_unknowns_again=True, base_plan=base.paths.root).decision.base_plan == base.paths.root
+
+    def test_base_that_was_never_finished_is_refused_before_anything_starts(self, checkout: Checkout) -> None:
+        base = checkout.plan()
+        again = {"ask_unknowns_again": True, "base_plan": base.paths.root}
+        with pytest.raises(ConfigError, match=r"never finished.*manifest\.json.*Finish that run first"):
+            checkout.plan(**again)
+        checkout.finish(base)
+        manifest = Manifest.load(checkout.lake, base.paths.manifest)
+        shard = ShardEntry(
+            shard_id="a" * 16, model="m", fingerprint="f" * 64, requests=1, est_tokens=1, bytes=1, files=[]
+        )
+        checkout.lake.write(base.paths.manifest, manifest.model_copy(update={"shards": [shard]}).dump())
+        with pytest.raises(ConfigError, match="1 of 1 shards"):
+            checkout.plan(**again)
+        answers = FileRef(path="answers/gone.parquet", size=10, rows=1)
+        checkout.lake.write(
+            base.paths.manifest, manifest.model_copy(update={"reused": 1, "reused_files": [answers]}).dump()
+        )
+        with pytest.raises(ConfigError, match=r"'answers/gone\.parquet' is missing"):
+            checkout.plan(**again)
 
     def test_base_whose_prompt_used_a_column_that_is_no_longer_kept_is_refused(self, checkout: Checkout) -> None:
         checkout.write_prompt("{{ text }} {{ stars }}")
