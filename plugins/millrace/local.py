@@ -7,6 +7,7 @@ socket only, and goes on running after a command ends, since starting it costs t
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import logging
 import os
@@ -299,6 +300,14 @@ class LocalSite:
         except (FileNotFoundError, json.JSONDecodeError):
             return None
         return state
+
+
+def login_name() -> str:
+    """Who works on this machine, for the records."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without an entry in /etc/passwd
+        return "unknown"
 
 
 def read_env_file(file: Path) -> dict[str, str]:

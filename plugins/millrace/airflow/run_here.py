@@ -17,6 +17,7 @@ from airflow.sdk._shared.listeners import hookimpl
 from millrace.airflow.process import runner_log
 from millrace.airflow.tasks import step_log
 from millrace.errors import NotFoundError
+from millrace.local import login_name
 from millrace.settings import Settings
 
 _TASK_WIDTH = len("approve_budget") + 1
@@ -172,7 +173,9 @@ def run_there(enrichment: str, conf: dict[str, Any], terminal: TextIO) -> Ended:
     from sqlalchemy import select
 
     run_id = f"millrace__{datetime.now(UTC).isoformat(timespec='seconds')}"
-    trigger_dag(enrichment, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=conf)
+    trigger_dag(
+        enrichment, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=conf, triggering_user_name=login_name()
+    )
     started = time.monotonic()
     seen: set[tuple[str, int]] = set()
     errors: list[str] = []

@@ -16,6 +16,10 @@ from millrace.settings import Settings
 step_log = logging.getLogger("millrace.step")
 
 
+# The name that Airflow's `DAG.test` gives to whoever calls it; the run then is this very process.
+DAG_TEST = "dag_test"
+
+
 class RunRef(TypedDict):
     """What travels from task to task: where the run lies in the lake, and the claim's number."""
 
@@ -75,7 +79,7 @@ def plan(enrichment: str, timezone: str, *, ti: Any = None, dag_run: Any = None,
             enrichment_name=enrichment,
             partition=partition,
             dag_run_id=dag_run.run_id,
-            user=dag_run.triggering_user_name or dag_run.run_type.value,
+            user=who_asked(dag_run),
             params=PlanParams(
                 row_sample=params["row_sample"],
                 prompt_version=params["prompt_version"],
@@ -94,6 +98,15 @@ def plan(enrichment: str, timezone: str, *, ti: Any = None, dag_run: Any = None,
         enrichment, partition, decision.prompt.name, decision.prompt.version, decision.default_model, made.plan_id[:12],
     )  # fmt: skip
     return RunRef(run=made.paths.root, number=number)
+
+
+def who_asked(dag_run: Any) -> str:
+    """Who started a DAG run: a person's name where Airflow knows one, else the kind of run, e.g. `scheduled`."""
+    from millrace.local import login_name
+
+    if dag_run.triggering_user_name == DAG_TEST:
+        return login_name()
+    return dag_run.triggering_user_name or str(dag_run.run_type.value)
 
 
 def is_alive(ti: Any, dag_id: str, dag_run_id: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -34,14 +33,6 @@ def open_config_db() -> ConfigDb:
     from millrace.config_db import ConfigDb
 
     return ConfigDb(config_db_url() or Settings.from_env().require_config_db())
-
-
-def user() -> str:
-    """Who is asking, for the records: the login name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without an entry in /etc/passwd
-        return "unknown"
 
 
 def sound_enrichments() -> dict[str, Enrichment]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.cli.common import EnrichmentName, user
+from millrace.cli.common import EnrichmentName
 from millrace.errors import ConfigError, RefusedError
-from millrace.local import LocalSite, locked, quiet
+from millrace.local import LocalSite, locked, login_name, quiet
 
 if TYPE_CHECKING:
     from millrace.airflow.run_here import Ended
@@ -48,7 +48,7 @@ def demo(
     settings = site.settings
     sample_source.load(Lake(settings.lake), settings.home / "data", None if rows == "all" else int(rows))
     db = ConfigDb(site.config_db)
-    push_prompts(db, settings, author=user(), note="from the checkout", activate=True)
+    push_prompts(db, settings, author=login_name(), note="from the checkout", activate=True)
     sync_models(db, settings.models)
     partition = sample_source.partitions(1)[0]
     _run(site, enrichment, {"partition": partition})

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.common import EnrichmentName, Json, open_config_db, print_json, user
+from millrace.cli.common import EnrichmentName, Json, open_config_db, print_json
+from millrace.local import login_name
 from millrace.settings import Settings
 
 Partition = Annotated[str, typer.Option(help="The business date, YYYY-MM-DD.")]
@@ -47,7 +48,7 @@ def plan(
         enrichment_name=enrichment,
         partition=partition,
         dag_run_id=f"cli__{datetime.now(UTC).isoformat(timespec='seconds')}",
-        user=user(),
+        user=login_name(),
         params=PlanParams(
             row_sample=row_sample,
             prompt_version=prompt_version,

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.common import Json, open_config_db, print_table, sound_enrichments, user
+from millrace.cli.common import Json, open_config_db, print_table, sound_enrichments
 from millrace.enrichment import load_enrichments
 from millrace.errors import ConfigError
+from millrace.local import login_name
 from millrace.settings import Settings
 
 Name = Annotated[str, typer.Argument(help="Name of a folder in dags/prompts/.")]
@@ -41,7 +42,7 @@ def push(
     from millrace.prompt_push import push_prompts
 
     pushed = push_prompts(
-        open_config_db(), Settings.from_env(), names or None, author=user(), note=note, activate=activate
+        open_config_db(), Settings.from_env(), names or None, author=login_name(), note=note, activate=activate
     )
     for name, version in pushed.items():
         typer.echo(f"{name}: version {version}{' is active' if activate else ''}")

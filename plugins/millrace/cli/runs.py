@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.common import EnrichmentName, Json, config_db_url, open_config_db, print_json, print_table, user
+from millrace.cli.common import EnrichmentName, Json, config_db_url, open_config_db, print_json, print_table
 from millrace.errors import ConfigError, NotFoundError, UnavailableError
 from millrace.lake import Lake
 from millrace.layout import RunPaths
+from millrace.local import login_name
 from millrace.settings import Settings
 
 _PANEL = "Runs"
@@ -187,7 +188,7 @@ def publish(
             f"Nothing to do for {path}: publishing is a step of its run, clear `publish` there. To let a refused run through, "
             "give --accept-unknown-rate and --reason."
         )
-    override = validation.accept_unknown_rate(lake, path, user(), reason)
+    override = validation.accept_unknown_rate(lake, path, login_name(), reason)
     typer.echo(
         f"Accepted an unknown rate of up to {override.unknown_rate:.2%} for {path}, by {override.by}. "
         "Now clear `validate` of that run."
