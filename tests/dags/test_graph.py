@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import TriggerRule
+from airflow.sdk import RetryAction, TriggerRule
 from airflow.sdk.exceptions import ParamValidationError
 
 from millrace.airflow.operators import ApproveBudget
+from millrace.airflow.retries import UNAVAILABLE_DELAY, error_for
+from millrace.settings import BACKENDS
 
 STEPS = ["plan", "check_source", "preflight", "extract", "approve_budget", "infer", "join_back", "validate", "publish"]
 
@@ -54,6 +57,28 @@ def test_spark_and_the_model_share_one_pool(dag: Any) -> None:
 def test_every_task_has_a_time_limit(dag: Any) -> None:
     assert all(t.execution_timeout for t in dag.tasks if t.task_id != "infer")
     assert dag.get_task("infer").partial_kwargs["execution_timeout"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_preflight_and_infer_retry_by_the_same_rules_on_every_backend(
+    parse: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """A wrong plan or an unusable model fails at once, an engine that does not answer is asked again later."""
+    monkeypatch.setenv("MILLRACE_BACKEND", backend)
+    dag = parse().dags["review_insights"]
+    preflight, infer = dag.get_task("preflight"), dag.get_task("infer").partial_kwargs
+    for policy, retries in ((preflight.retry_policy, preflight.retries), (infer["retry_policy"], infer["retries"])):
+        decided = {
+            code: policy.evaluate(error_for(code, "x"), try_number=1, max_tries=retries) for code in (2, 3, 4, 75)
+        }
+        assert {code: decision.action for code, decision in decided.items()} == {
+            2: RetryAction.FAIL,
+            3: RetryAction.RETRY,
+            4: RetryAction.FAIL,
+            75: RetryAction.RETRY,
+        }
+        assert (decided[3].retry_delay, decided[75].retry_delay) == (UNAVAILABLE_DELAY, timedelta(0))
+        assert retries > 0
 
 
 def test_infer_has_room_for_reclaimed_nodes_and_an_approval_is_asked_once(dag: Any) -> None:
