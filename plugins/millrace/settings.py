@@ -9,12 +9,14 @@
 | MILLRACE_BACKEND    | where shards run: `local` or `kubernetes`                   | local                         |
 | MILLRACE_STATE      | local services: database, Airflow's own files, logs         | $MILLRACE_HOME/.millrace      |
 | MILLRACE_ALERTS     | who is told when something is wrong: JSON, see `millrace.airflow.alerts` | nobody beside the log |
+| MILLRACE_SPARK_DRIVER_MEMORY | heap of a Spark application's driver, e.g. 3g or 1500m | 3g: 5 million rows pass (docs/performance.md) |
 | MILLRACE_RUNNER     | the `shard-runner` that backend `local` starts              | $MILLRACE_HOME/.venv-inference/bin/shard-runner |
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from pathlib import Path
 from millrace.errors import ConfigError
 
 BACKENDS = ("local", "kubernetes")
+
+_HEAP = re.compile(r"[1-9][0-9]*[mg]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,20 @@ class Settings:
     runner: str
     state: Path
     alerts: str
+    spark_driver_memory: str  # as the JVM writes it
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """Settings of this process. Raises ConfigError for a backend that does not exist."""
+        """Settings of this process. Raises ConfigError for a backend that does not exist or a memory that is none."""
         home = Path(env.get("MILLRACE_HOME") or Path(__file__).resolve().parents[2])
         backend = env.get("MILLRACE_BACKEND") or "local"
         if backend not in BACKENDS:
             raise ConfigError(f"MILLRACE_BACKEND is '{backend}'; set it to one of {', '.join(BACKENDS)}.")
+        memory = env.get("MILLRACE_SPARK_DRIVER_MEMORY") or "3g"
+        if not _HEAP.fullmatch(memory):
+            raise ConfigError(
+                f"MILLRACE_SPARK_DRIVER_MEMORY is '{memory}'; write a whole number of MiB or GiB, e.g. 1500m or 3g."
+            )
         return cls(
             home=home,
             lake=env.get("MILLRACE_LAKE") or str(home / ".millrace" / "lake"),
@@ -50,6 +60,7 @@ class Settings:
             backend=backend,
             state=Path(env.get("MILLRACE_STATE") or home / ".millrace"),
             alerts=env.get("MILLRACE_ALERTS") or "",
+            spark_driver_memory=memory,
             runner=env.get("MILLRACE_RUNNER") or str(home / ".venv-inference" / "bin" / "shard-runner"),
         )
 

@@ -35,13 +35,14 @@ def submit_hook(step: str, run: str) -> Any:
     from millrace.spark.session import submit_conf
 
     _, paths = RunPaths.parse(run)
+    settings = Settings.from_env()
     try:
         # The hook itself takes a connection that is not there for one to YARN.
         BaseHook.get_connection(SPARK_CONNECTION)
         return SparkSubmitHook(
             conn_id=SPARK_CONNECTION,
             name=f"millrace {step} {paths.enrichment} {paths.partition}",
-            conf=submit_conf(Settings.from_env().spark_apps),
+            conf=submit_conf(settings.spark_apps, settings.spark_driver_memory),
             application_args=["--run", run],
         )
     except AirflowNotFoundException:

@@ -7,7 +7,6 @@ same application runs on `local[*]`, a standalone cluster or Kubernetes.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from millrace.errors import ConfigError, ExitCode, MillraceError
 from millrace.lake import Lake
 from millrace.layout import RunPaths
+from millrace.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 # Bytes of compressed input that one task of a shuffle should see; text grows about threefold in memory.
 BYTES_PER_TASK = 64 << 20
-# The driver's heap where Spark is local and the driver does the work. Measured: 5 million rows pass in it (docs/performance.md).
-DRIVER_MEMORY = "3g"
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -47,10 +45,10 @@ SETTINGS = {
 }
 
 
-def submit_conf(spark_apps: Path) -> dict[str, str]:
+def submit_conf(spark_apps: Path, driver_memory: str) -> dict[str, str]:
     """Settings that only count on spark-submit's command line, because the driver's JVM starts before the application."""
     return {
-        "spark.driver.memory": os.environ.get("MILLRACE_SPARK_DRIVER_MEMORY", DRIVER_MEMORY),
+        "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={spark_apps / 'log4j2.properties'}",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -63,7 +61,8 @@ def start_session(name: str) -> SparkSession:
 
     conf = SparkConf()
     conf.setIfMissing("spark.master", "local[*]")
-    for key, value in (submit_conf(Path(__file__).parents[3] / "spark_apps") | SETTINGS).items():
+    submitted = submit_conf(Path(__file__).parents[3] / "spark_apps", Settings.from_env().spark_driver_memory)
+    for key, value in (submitted | SETTINGS).items():
         conf.setIfMissing(key, value)
     session: SparkSession = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
     return session
