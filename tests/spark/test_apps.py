@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.lake import Lake
+from millrace.layout import RunPaths
+from millrace.spark import session
 
 from .conftest import World, reviews
 
@@ -42,3 +50,29 @@ def test_an_application_ends_with_its_line_and_quotes_no_row_when_it_fails(world
     failed = submit("extract", world, world.plan().paths.root)
     assert failed.returncode == 2 and "CAST_INVALID_INPUT" in failed.stdout
     assert "secret" not in failed.stdout + failed.stderr
+
+
+def test_an_error_that_is_not_millraces_is_named_by_its_class_and_place_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(spark: Any, lake: Lake, paths: RunPaths) -> str:
+        session.tasks_for("secret words")  # type: ignore[arg-type]
+        return "never"
+
+    monkeypatch.setattr(session, "start_session", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["extract", "--run", f"lake/runs/reviews/2026-11-01/{'0' * 64}"])
+    with pytest.raises(SystemExit) as ended:
+        session.run_app("extract", step)
+    printed = capsys.readouterr().err
+    assert ended.value.code == 3
+    assert re.match(
+        r"extract: TypeError at session\.py:\d+ in lake/runs/reviews/2026-11-01/0+\. Clear the task", printed
+    )
+
+    def quoting(spark: Any, lake: Lake, paths: RunPaths) -> str:
+        raise ValueError("secret words")
+
+    with pytest.raises(SystemExit):
+        session.run_app("extract", quoting)
+    printed = capsys.readouterr().err
+    assert "ValueError at " in printed and "secret" not in printed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -112,7 +113,8 @@ def in_spark(lake: Lake, paths: Iterable[str]) -> list[str]:
 def run_app(name: str, step: Callable[[SparkSession, Lake, RunPaths], str]) -> None:
     """Parse the command line, run a step, print its one-line result, and end the process with the code of its outcome.
 
-    Spark's own error messages can quote a row, so only their error class is printed.
+    Only Millrace's own messages are printed. Others can quote a row, be they Spark's, Java's, Arrow's or Python's: of these the class is
+    printed, and where in Millrace it came up.
     """
     from pyspark.errors import PySparkException
 
@@ -132,9 +134,10 @@ def run_app(name: str, step: Callable[[SparkSession, Lake, RunPaths], str]) -> N
     except PySparkException as error:
         sys.exit(_failed(name, f"Spark failed with {error_class(error)} in {args.run}.", ExitCode.UNAVAILABLE))
     except Exception as error:
-        # A py4j error carries the Java message, which may quote a row: its class is all that is safe to print.
-        text = "" if type(error).__module__.startswith("py4j") else f": {error}"
-        sys.exit(_failed(name, f"{type(error).__name__}{text} in {args.run}", ExitCode.UNAVAILABLE))
+        said = (
+            f"{type(error).__name__} at {_place(error)} in {args.run}. Clear the task; if it repeats, report this line."
+        )
+        sys.exit(_failed(name, said, ExitCode.UNAVAILABLE))
     print(f"{name}: {message}", flush=True)
 
 
@@ -142,6 +145,14 @@ def error_class(error: Exception) -> str:
     """Spark's name for an error, such as CAST_INVALID_INPUT: it never quotes a row."""
     condition = getattr(error, "getCondition", lambda: None)()
     return str(condition or type(error).__name__)
+
+
+def _place(error: Exception) -> str:
+    """File and line of the innermost of Millrace's own frames that an error passed through."""
+    package = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
 
 
 def explain_rule_error(error: Exception, key: str) -> ConfigError:
