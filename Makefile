@@ -32,7 +32,10 @@ up: setup  ## Start Airflow and its UI on this machine, for triggering, backfill
 	@$(WITH_ENV) .venv/bin/millrace up
 
 down:  ## Stop what `make up` started
-	@.venv/bin/millrace down
+	@if [ -x .venv/bin/millrace ]; then .venv/bin/millrace down; \
+	elif [ -e "$${MILLRACE_STATE:-.millrace}/postgres/postmaster.pid" ]; then \
+		echo "the database may be running, and its tools were removed: run make setup, then make down" >&2; exit 1; \
+	else echo "nothing is set up here: there is nothing to stop"; fi
 
 lock: setup  ## Pin requirements/*.in again (UPGRADE=--upgrade for newer versions)
 	@$(COMPILE) requirements/installer.in -o requirements/installer.lock.txt
