@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +185,7 @@ def create_venv(path: Path) -> None:
 
 
 def build_environment(environment: Environment) -> str | None:
-    """Bring an environment to what its lock files say: build it, or install over one that was complete before."""
+    """Bring an environment to what its lock files say: build it, or install over a finished one and remove what they dropped."""
     identity, inputs = environment.identity(), environment.inputs()
     stamped = environment.stamp.read_text().splitlines() if environment.stamp.exists() else []
     if stamped == [identity, inputs]:
@@ -210,11 +211,39 @@ def build_environment(environment: Environment) -> str | None:
     by_uv = run([*pip, *locked, "-r", installer]) and run([*uv, *compiled, "--python", python, *files])
     if not by_uv:
         must([*pip, *locked, *files], advice)
+    if dropped := dropped_packages(environment):
+        must([*pip, "uninstall", "--yes", *dropped], advice)
     editable = [word for package in environment.packages for word in ("-e", f"./{package}")]
     must([*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", *editable], advice)
 
     environment.stamp.write_text(f"{identity}\n{inputs}\n")
     return None
+
+
+def dropped_packages(environment: Environment) -> list[str]:
+    """What is installed and no lock file names any more: an import of it works here and fails in a new environment.
+
+    `uv pip sync` would want to look torch up in an index that does not have it, and is not there where pip did the work.
+    """
+    kept = {"pip", "setuptools", "wheel"}  # a new environment begins with these
+    for lock in (*environment.locks, *([environment.torch] if environment.torch else [])):
+        kept |= {canonical(name) for name in re.findall(r"^([\w.-]+)(?:\[.*?\])?==", (ROOT / lock).read_text(), re.M)}
+    packages = environment.path / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    installed = {
+        canonical(found.metadata["Name"])
+        for found in distributions(path=[str(packages)])
+        if '"editable": true' not in (found.read_text("direct_url.json") or "")
+    }
+    return sorted(installed - kept)
+
+
+def canonical(name: str) -> str:
+    """A package's name as all its spellings come to: `Foo_bar` and `foo-bar` are one.
+
+    >>> canonical("Foo_.bar")
+    'foo-bar'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def install_torch(pip: list[str | Path], locked: list[str], lock: str) -> None:

@@ -67,6 +67,30 @@ def test_a_changed_lock_is_installed_over_a_finished_environment(checkout: Path,
     assert setup.build_environment(ENVIRONMENT) == "up to date"
 
 
+def installed(name: str, direct_url: str = "") -> None:
+    """Leave what an installer leaves in the environment for a package."""
+    packages = ENVIRONMENT.path / "lib" / f"python{setup.sysconfig.get_python_version()}" / "site-packages"
+    info = packages / f"{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    if direct_url:
+        (info / "direct_url.json").write_text(direct_url)
+
+
+def test_what_a_changed_lock_no_longer_names_is_removed_and_nothing_else(checkout: Path, commands: list[str]) -> None:
+    (checkout / "lock.txt").write_text("a==1\nzope.interface[test]==1 \\\n    --hash=sha256:0\ngone==1\n")
+    setup.build_environment(ENVIRONMENT)
+    for name in ("a", "zope_interface", "Gone", "pip", "uv", "by-hand"):
+        installed(name)
+    installed("millrace", '{"dir_info": {"editable": true}, "url": "file:///checkout"}')
+    (checkout / "lock.txt").write_text("a==1\nzope.interface[test]==1 \\\n    --hash=sha256:0\n")
+    commands.clear()
+    setup.build_environment(ENVIRONMENT)
+    (removal,) = (command for command in commands if "uninstall" in command)
+    assert removal.endswith("-m pip uninstall --yes by-hand gone")
+    assert "-e ./." in commands[-1]
+
+
 def test_an_environment_that_was_never_finished_is_built_from_nothing(checkout: Path, commands: list[str]) -> None:
     half_written = checkout / ".venv" / "half-written"
     half_written.parent.mkdir()
