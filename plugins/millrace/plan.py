@@ -25,6 +25,8 @@ from millrace.records import Record, utc_now
 CLEANING_VERSION = 1
 # Bump when the runner changes how it lays out, cuts or re-asks a prompt.
 ASKING_VERSION = 1
+# Settings of an endpoint that change what its model is asked, with their defaults: docs/endpoints.md says what each does.
+ENDPOINT_ASKS: dict[str, Any] = {"server": "openai", "structured": True, "system_role": True, "extra_body": {}}
 
 
 class SourceFile(Record):
@@ -151,8 +153,14 @@ def fingerprint(enrichment: Enrichment, prompt: PromptText, model: PinnedModel, 
     """Hash of all that determines what the engine says (docs/architecture.md, "What determines an answer").
 
     The chat template is in the model's folder and so in its digest. Block size, concurrency, aliases, floors and the parser's
-    version are left out: they change speed or reading, not what is asked.
+    version are left out: they change speed or reading, not what is asked. A setting of an endpoint that does change what is
+    asked (`ENDPOINT_ASKS`) counts where it differs from its default.
     """
+    asked = {
+        name: model.settings[name]
+        for name, default in ENDPOINT_ASKS.items()
+        if model.engine == "openai" and model.settings.get(name, default) != default
+    }
     return content_hash(
         {
             "system": prompt.system,
@@ -172,6 +180,8 @@ def fingerprint(enrichment: Enrichment, prompt: PromptText, model: PinnedModel, 
                 enrichment.limits.too_long,
             ],
             "asking": ASKING_VERSION,
+            # Only where there is one: what was answered before these settings counted stays reusable.
+            **({"endpoint": asked} if asked else {}),
         }
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.plan import ENDPOINT_ASKS
 from shard_runner.engines.http.replies import POLICIES, Kind, read_reply, redact
 from shard_runner.engines.http.settings import EndpointSettings
 
@@ -94,6 +95,11 @@ def test_the_page_lists_every_kind_and_setting() -> None:
     page = (Path(__file__).parents[2] / "docs" / "endpoints.md").read_text()
     names = {*Kind, *EndpointSettings.model_fields}
     assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_the_fingerprint_knows_the_true_defaults_of_the_settings_it_counts() -> None:
+    defaults = {name: EndpointSettings.model_fields[name].default for name in ENDPOINT_ASKS}
+    assert defaults == ENDPOINT_ASKS
 
 
 def test_reasoning_is_kept_apart_from_the_answer() -> None:

@@ -123,6 +123,30 @@ def test_the_fingerprint_follows_what_is_asked_and_the_reading_follows_how_it_is
     assert fingerprint(base, prompt, faster, 16) == fingerprint(base, prompt, MODEL, 16)
 
 
+def test_a_setting_of_an_endpoint_is_in_the_fingerprint_where_it_changes_what_is_asked() -> None:
+    prompt = PinnedPrompt(name="p", version=1, system="s", body="{{ text }}").text
+
+    def asked(**settings: Any) -> str:
+        model = MODEL.model_copy(
+            update={"engine": "openai", "endpoint": "http://127.0.0.1:8000/v1", "settings": settings}
+        )
+        return fingerprint(enrichment(), prompt, model, 16)
+
+    changed = [
+        asked(structured=False),
+        asked(system_role=False),
+        asked(extra_body={"seed": None}),
+        asked(extra_body={"top_k": 5}),
+        asked(server="vllm"),
+    ]
+    assert len({asked(), *changed}) == 1 + len(changed)
+    for same in (
+        asked(structured=True, system_role=True, extra_body={}, server="openai"),
+        asked(max_concurrency=4, max_tries=2, api_key_env="KEY", max_tokens_field="max_completion_tokens"),
+    ):
+        assert same == asked()
+
+
 @pytest.mark.parametrize(("requests", "shards"), [(0, 0), (1, 1), (20_000, 1), (20_001, 2), (100_000_000, 1000)])
 def test_shards_grow_rather_than_exceed_what_airflow_maps(requests: int, shards: int) -> None:
     assert shard_count(requests, 20_000, 1000) == shards

@@ -14,7 +14,7 @@ Calls = Annotated[int, Field(ge=1, le=4096)]
 
 
 class EndpointSettings(BaseModel):
-    """Frozen, unknown keys refused, units in names. None of these changes what is asked but `structured` and `extra_body`."""
+    """Frozen, unknown keys refused, units in names. Those that change what is asked stand in `millrace.plan.ENDPOINT_ASKS`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
