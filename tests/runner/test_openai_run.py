@@ -79,6 +79,14 @@ def test_a_shard_is_answered_through_every_kind_of_transient_trouble(lake: Lake,
     assert sum(row["asked"] == 2 for row in run.answers()) == 1, "the cut one was asked again by the runner"
 
 
+def test_the_completion_record_says_what_the_endpoint_did_until_the_end(lake: Lake, answer: Answering) -> None:
+    script = [{"do": "answer", "times": 50}, {"do": "status", "status": 503, "retry_after": "0"}]
+    with running_server(script) as server:
+        run = build_run(lake, TEXTS[:200], endpoint(server.url))
+        assert answer(run)[0] == ExitCode.COMPLETE
+    assert run.completion().engine["calls"] == "answered 200, overloaded 1"
+
+
 def test_an_endpoint_that_dies_midway_is_exit_3_and_only_the_rest_is_asked_later(lake: Lake, answer: Answering) -> None:
     script = [{"do": "answer", "times": 701}, {"do": "status", "status": 503, "times": None}]
     with running_server(script) as server:

@@ -246,6 +246,8 @@ class ShardWork:
         finally:
             self.writer.flush()
             self.writer.close()
+        # Once more: an engine may have been rebuilt, and knows now what it has met.
+        self._described = self.pump.engine.describe()
         self._progress.finish(tally, self.pump.phases)
         return False
 
