@@ -4,8 +4,9 @@ ROWS ?= 300
 
 # What set-up found on this machine (JAVA_HOME); read when a target runs, since set-up may just have written it.
 WITH_ENV = set -a; . ./.millrace/env; set +a;
-COMPILE = .venv/bin/uv pip compile -q $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
+COMPILE = .venv/bin/uv pip compile -q $(UPGRADE) --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command "make lock"
+IMAGES = inference_images
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types up down lock clean
@@ -37,11 +38,14 @@ down:  ## Stop what `make up` started
 		echo "the database may be running, and its tools were removed: run make setup, then make down" >&2; exit 1; \
 	else echo "nothing is set up here: there is nothing to stop"; fi
 
-lock: setup  ## Pin requirements/*.in again (UPGRADE=--upgrade for newer versions)
-	@$(COMPILE) requirements/installer.in -o requirements/installer.lock.txt
-	@$(COMPILE) requirements/orchestrator.in -o requirements/orchestrator.lock.txt
-	@$(COMPILE) --overrides requirements/inference.overrides.in requirements/inference.in \
+lock: setup  ## Pin all that environments and images install again (UPGRADE=--upgrade for newer versions)
+	@$(COMPILE) --universal requirements/installer.in -o requirements/installer.lock.txt
+	@$(COMPILE) --universal requirements/orchestrator.in -o requirements/orchestrator.lock.txt
+	@$(COMPILE) --universal --overrides requirements/inference.overrides.in requirements/inference.in \
 		-o requirements/inference.lock.txt
+	@$(COMPILE) --universal $(IMAGES)/openai/requirements.in -o $(IMAGES)/openai/requirements.lock.txt
+# The GPU image is for x86-64 Linux alone.
+	@$(COMPILE) --python-platform x86_64-manylinux_2_28 $(IMAGES)/vllm/requirements.in -o $(IMAGES)/vllm/requirements.lock.txt
 
 clean:  ## Remove the environments, the JDK and the demo model; runs, tables and the database stay
 	@$(PYTHON) scripts/setup.py clean

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
-LOCKS = sorted(REQUIREMENTS.glob("*.lock.txt"))
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+IMAGES = ROOT / "inference_images"
+LOCKS = sorted([*REQUIREMENTS.glob("*.lock.txt"), *IMAGES.glob("*/requirements.lock.txt")])
+ASKED = sorted([*REQUIREMENTS.glob("*.in"), *IMAGES.glob("*/requirements.in")])
+ASKED.remove(REQUIREMENTS / "inference.overrides.in")  # names what stays out
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def normal(name: str) -> str:
@@ -27,22 +35,36 @@ def pinned(path: Path) -> dict[str, str]:
     return {normal(block.split("==")[0]): block for block in text.splitlines() if block.strip()}
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=label)
 def test_every_pin_has_a_version_and_a_hash(lock: Path) -> None:
     pins = pinned(lock)
     assert pins
     assert [name for name, block in pins.items() if "==" not in block or "--hash=sha256:" not in block] == []
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=label)
 def test_a_lock_names_no_index_and_no_folder(lock: Path) -> None:
     assert not re.search(r"://|--(extra-)?index|--find-links| @ ", lock.read_text())
 
 
-@pytest.mark.parametrize("name", ["orchestrator", "inference", "installer"])
-def test_everything_asked_for_is_pinned(name: str) -> None:
+@pytest.mark.parametrize("path", ASKED, ids=label)
+def test_everything_asked_for_is_pinned(path: Path) -> None:
     """`make lock` was run after the last change of the .in file."""
-    assert asked(REQUIREMENTS / f"{name}.in") - pinned(REQUIREMENTS / f"{name}.lock.txt").keys() == set()
+    assert asked(path) - pinned(path.with_suffix(".lock.txt")).keys() == set()
+
+
+@pytest.mark.parametrize("path", ASKED, ids=label)
+def test_make_lock_writes_every_lock(path: Path) -> None:
+    command = f"{label(path)} -o {label(path.with_suffix('.lock.txt'))}"
+    makefile = (ROOT / "Makefile").read_text().replace("$(IMAGES)", label(IMAGES))
+    assert command in re.sub(r"\s*\\\n\s*", " ", makefile)
+
+
+@pytest.mark.parametrize("image", ["openai", "vllm"])
+def test_an_image_reads_parquet_with_the_orchestrators_library(image: str) -> None:
+    locks = (REQUIREMENTS / "orchestrator.lock.txt", IMAGES / image / "requirements.lock.txt")
+    ours, theirs = (pinned(lock)["pyarrow"].split()[0] for lock in locks)
+    assert ours == theirs
 
 
 def test_what_does_not_fit_the_cpu_build_of_torch_stays_out() -> None:
