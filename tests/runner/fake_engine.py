@@ -45,6 +45,7 @@ class Behaviour:
     kill_at_ask: int = -1  # SIGKILL to the process at the n-th ask
     term_at_load: bool = False  # SIGTERM to the process while the engine loads
     term_at_answer: int = -1  # SIGTERM to the process once so many are answered
+    hang_after: int = -1  # answers after which `poll` never returns
     hang_on_close: bool = False
     raise_on_close: bool = False
     confidence: float = -1.0
@@ -127,6 +128,8 @@ class FakeEngine:
             raise EngineDead("dead for ever")
         if 0 <= told.dead_once_after <= FakeEngine.answered and self._once():
             raise EngineDead("dead once")
+        if 0 <= told.hang_after <= FakeEngine.answered:
+            time.sleep(3600)
         # The newest leave first: nobody may pair by position.
         replies = [self._reply(self._inside.pop()) for _ in range(min(len(self._inside), max(self.slots // 2, 1)))]
         FakeEngine.answered += len(replies)

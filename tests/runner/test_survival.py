@@ -251,6 +251,31 @@ def test_a_rival_that_completes_during_the_merge_wins(
     assert_right(run, TEXTS[:300])
 
 
+def test_an_engine_that_never_returns_ends_the_process_with_everything_finished_saved(
+    lake: Lake, model: PinnedModel, process: Process
+) -> None:
+    run = build_run(lake, TEXTS, model.model_copy(update={"settings": {"step_timeout_s": 1}}))
+    done = process(run, "a1", env={"FAKE_ENGINE": json.dumps({"hang_after": 700})})
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stdout
+    assert "step_timeout_s" in done.stdout
+    outcome = Outcome.load(lake, f"{run.paths.shard_attempt(SHARD, 'a1')}/outcome.json")
+    assert (outcome.exit_code, outcome.answered) == (3, 700)
+    assert "has not returned" in outcome.message
+    assert process(run, "a2").returncode == 0
+    assert run.completion().resumed == 700
+    assert_right(run)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "soon", True])
+def test_a_time_limit_for_steps_that_is_none_is_refused_before_the_model_loads(
+    seconds: Any, lake: Lake, model: PinnedModel, answer: Answering
+) -> None:
+    run = build_run(lake, TEXTS[:5], model.model_copy(update={"settings": {"step_timeout_s": seconds}}))
+    code, message = answer(run)
+    assert (code, FakeEngine.opened) == (ExitCode.CONFIG, 0)
+    assert "step_timeout_s" in message
+
+
 def test_an_engine_that_does_not_shut_down_changes_no_outcome(lake: Lake, model: PinnedModel, process: Process) -> None:
     run = build_run(lake, TEXTS[:20], model)
     done = process(run, env={"FAKE_ENGINE": json.dumps({"hang_on_close": True})})

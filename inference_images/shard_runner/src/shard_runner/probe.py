@@ -41,6 +41,7 @@ from shard_runner.models import model_folder
 from shard_runner.parts import Answer
 from shard_runner.pump import Pump, Reading
 from shard_runner.run import OpenEngine
+from shard_runner.watchdog import Watched, step_timeout_s
 
 log = logging.getLogger("shard_runner")
 
@@ -120,9 +121,10 @@ class Probe:
         self.signals.check()
         self.signals.interruptible = True
         try:
-            return self.open_engine(spec)
+            engine = self.open_engine(spec)
         finally:
             self.signals.interruptible = False
+        return Watched(engine, step_timeout_s(spec.model))
 
     def _estimate(self, verdict: Verdict) -> str:
         manifest = Manifest.load_or_none(self.lake, self.paths.manifest)

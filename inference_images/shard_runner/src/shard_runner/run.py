@@ -34,6 +34,7 @@ from shard_runner.models import model_folder
 from shard_runner.parts import PartWriter, SavedPart, Tally, merge, resume
 from shard_runner.pump import Pump, Reading
 from shard_runner.requests import read_ids, stream
+from shard_runner.watchdog import Watched, step_timeout_s
 
 log = logging.getLogger("shard_runner")
 
@@ -108,6 +109,11 @@ class Attempt:
         """Free the engine; may hang, so the caller gives it a deadline."""
         if self._pump is not None:
             self._pump.close()
+
+    def ended_by_watchdog(self, message: str, answered: int) -> None:
+        """Leave `outcome.json` behind for a process that is about to be ended, not by this thread."""
+        self.answered = answered
+        self._record(ExitCode.UNAVAILABLE, message)
 
     def _shard(self) -> ShardEntry:
         manifest = Manifest.load(self.lake, self.paths.manifest)
@@ -192,6 +198,7 @@ class ShardWork:
             folder=model_folder(model),
             want_confidence=enrichment.limits.confidence_floor is not None,
         )
+        self._step_timeout_s = step_timeout_s(model)
         self._described: dict[str, str] = {}
         self.asker: Asker | None = None
         self.pump = Pump(self._open, Reading.of(enrichment, self._longer), guard.check_signals)
@@ -208,7 +215,14 @@ class ShardWork:
             signals.interruptible = False
         self._described = engine.describe()
         log.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self._described.items()))
-        return engine
+        return Watched(engine, self._step_timeout_s, self._save_and_record)
+
+    def _save_and_record(self, reason: str) -> None:
+        """For the watchdog: this thread's answers are all in the writer while it waits for the engine."""
+        try:
+            self.writer.flush()
+        finally:
+            self._attempt.ended_by_watchdog(reason, self.writer.saved)
 
     def _longer(self, ask: Ask) -> Ask | None:
         return None if self.asker is None else self.asker.longer(ask)

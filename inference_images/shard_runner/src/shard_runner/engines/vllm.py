@@ -1,6 +1,7 @@
 """vLLM in this process's care: requests enter its queue as others leave, with the answer's grammar enforced while it writes.
 
-What is set, and why (a model's `settings` override any of it, by vLLM's own names; `kv_cache_gib` is ours, for CPUs):
+What is set, and why (a model's `settings` override any of it, by vLLM's own names; ours are `kv_cache_gib`, for CPUs, and
+`step_timeout_s`, for the watchdog):
 
 | setting | CPU | GPU |
 | --- | --- | --- |
@@ -30,6 +31,7 @@ log = logging.getLogger("shard_runner")
 
 CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "enforce_eager": True, "max_num_seqs": 128}
 KV_CACHE_GIB = 1
+OWN_SETTINGS = frozenset({"kv_cache_gib", "step_timeout_s"})
 
 
 def prepare_environment(spec: EngineSpec) -> None:
@@ -47,7 +49,7 @@ def prepare_environment(spec: EngineSpec) -> None:
 
 def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs for a model: device defaults, then the plan, then the model's own settings."""
-    settings = {key: value for key, value in spec.model.settings.items() if key != "kv_cache_gib"}
+    settings = {key: value for key, value in spec.model.settings.items() if key not in OWN_SETTINGS}
     return {
         **(CPU_DEFAULTS if is_cpu else {}),
         "enable_prefix_caching": True,
