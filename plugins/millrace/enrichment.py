@@ -76,7 +76,9 @@ class Limits(Frozen):
         default=None, ge=1, description="a runner that has spent this many tokens stops resumably"
     )
     shard_seconds: int | None = Field(default=None, ge=1, description="a runner that has run this long stops resumably")
-    confidence_floor: Share | None = Field(default=None, description="a label less probable than this is unknown")
+    confidence_floor: Share | None = Field(
+        default=None, description="a label less probable than this, or of unknown probability, is unknown"
+    )
     early_stop_requests: int = Field(
         default=200, ge=20, description="window of answers over which early_stop_unknown_rate is judged"
     )

@@ -133,6 +133,14 @@ def test_an_unsure_label_is_unknown_where_the_enrichment_sets_a_floor(
     assert "sentiment" in row["raw_text"]
 
 
+def test_a_label_whose_confidence_the_engine_does_not_give_passes_no_floor(
+    lake: Lake, model: PinnedModel, answer: Answering, fake: Fake
+) -> None:
+    run = build_run(lake, TEXTS[:30], model, limits={"confidence_floor": 0.6, "early_stop_requests": 1000})
+    assert answer(run)[0] == ExitCode.COMPLETE
+    assert run.completion().reasons == {"low_confidence": 30}
+
+
 def test_a_confidence_at_the_floor_is_kept(lake: Lake, model: PinnedModel, answer: Answering, fake: Fake) -> None:
     fake(confidence=0.6)
     run = build_run(lake, TEXTS[:30], model, limits={"confidence_floor": 0.6})

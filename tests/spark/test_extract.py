@@ -212,6 +212,25 @@ def test_a_changed_reading_reads_stored_text_again_and_asks_nothing(spark, world
     }
 
 
+def test_under_a_floor_no_answer_is_reused_whose_confidence_nobody_knows(spark, world: World):
+    world.write_source(reviews(4))
+    first = world.plan()
+    extract(spark, world.lake, first.paths)
+    refused = {"status": "unknown", "reason": "refused", "values": None, "raw_text": "I cannot"}
+    sure, unsure = ({"confidence": f'{{"sentiment":{p}}}'} for p in (0.9, 0.3))
+    world.answer(first, {"text 0": sure, "text 1": unsure, "text 2": refused})
+    world.spec["limits"]["confidence_floor"] = 0.5
+    second = world.plan()
+    manifest = extract(spark, world.lake, second.paths)
+    assert [r["input"].split('"text":')[1] for r in world.requests(second)] == ['"text 3"}']
+    reused = {row["confidence"]: (row["status"], row["reason"]) for row in world.read(manifest.reused_files)}
+    assert reused == {
+        sure["confidence"]: ("ok", None),
+        unsure["confidence"]: ("unknown", "low_confidence"),
+        None: ("unknown", "refused"),
+    }
+
+
 def test_fresh_reuses_nothing(spark, world: World):
     world.write_source(reviews(5))
     first = world.plan()

@@ -54,7 +54,7 @@ REASONS: dict[Reason, tuple[Status, str]] = {
     Reason.not_finite: (Status.unknown, "a number is NaN, infinite, or too large for 64-bit floating point"),
     Reason.reasoning_only: (Status.unknown, "reasoning, and no answer after it"),
     Reason.too_large: (Status.unknown, "longer or more deeply nested than any answer may be"),
-    Reason.low_confidence: (Status.unknown, "a label's confidence is under the enrichment's floor"),
+    Reason.low_confidence: (Status.unknown, "a label's confidence is under the enrichment's floor, or not known"),
     Reason.engine_error: (Status.failed, "the engine raised an error on this request"),
     Reason.poison: (Status.failed, "set aside: the engine died each time on this request"),
     Reason.timeout: (Status.failed, "no answer within the time limit, retries included"),

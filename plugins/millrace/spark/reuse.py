@@ -17,7 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millrace.answers import Reason, Status, parse_answer
+from millrace.answers import Status, held_to_floor, labels_of, parse_answer
 from millrace.errors import IncompleteError
 from millrace.lake import Lake
 from millrace.layout import answers_prefix
@@ -40,6 +40,7 @@ class Answered:
     size: int  # bytes of all files
     statuses: tuple[str, ...]
     since: datetime | None = None
+    sure: bool = False  # only labels whose confidence is known: there is a floor to hold them to
 
     def read(self, spark: SparkSession, files: list[str]) -> DataFrame:
         """Acceptable answers of some files, each with `found_in` and `position`.
@@ -50,6 +51,8 @@ class Answered:
         answers = answers.select(
             "*", F.col("_metadata.file_path").alias("found_in"), F.col("_metadata.row_index").alias("position")
         ).where(F.col("status").isin(*self.statuses))
+        if self.sure:
+            answers = answers.where((F.col("status") != Status.ok.value) | F.col("confidence").isNotNull())
         return answers if self.since is None else answers.where(F.col("answered_at") >= F.lit(self.since))
 
 
@@ -59,6 +62,9 @@ def answered_before(lake: Lake, plan: Plan) -> Answered | None:
     `reuse` takes what the cache holds under the current fingerprint, `ok` and `unknown`, `reuse_days` old at most. `unknowns` takes
     only what was `ok` in the base plan, whatever its fingerprint. `fresh` takes nothing: this plan alone bears its DAG run's id, and
     its requests are made only once.
+
+    Under a confidence floor none takes an `ok` answer without a confidence. Engines are asked for it only where there is a floor, and
+    an answer from before cannot be held to one.
     """
     if plan.decision.ask_mode == "fresh":
         return None
@@ -76,7 +82,11 @@ def answered_before(lake: Lake, plan: Plan) -> Answered | None:
         since = datetime.now(UTC) - timedelta(days=plan.enrichment.reuse_days)
     if not found:
         return None
-    return Answered(in_spark(lake, [path for path, _ in found]), sum(size for _, size in found), statuses, since)
+    # Where each label is optional an answer may have none of them, and so no confidence to lack.
+    sure = plan.enrichment.limits.confidence_floor is not None and bool(
+        labels_of(plan.enrichment.schema, required=True)
+    )
+    return Answered(in_spark(lake, [path for path, _ in found]), sum(size for _, size in found), statuses, since, sure)
 
 
 def _base(lake: Lake, plan: Plan) -> Plan:
@@ -167,25 +177,22 @@ def read_again(lake: Lake, file: FileRef, plan: Plan) -> FileRef:
         with lake.parquet_writer(path, ANSWER) as writer:
             # A few thousand answers at a time: memory does not grow with the file.
             for batch in parquet.iter_batches(batch_size=4096, columns=ANSWER.names):
-                rows = [_reread(row, plan) for row in batch.to_pylist()]
+                rows = [reread(row, plan) for row in batch.to_pylist()]
                 writer.write_table(pa.Table.from_pylist(rows, ANSWER))
     return FileRef(path=path, size=lake.size(path) or 0, rows=file.rows)
 
 
-def _reread(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def reread(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
     if row["reading"] == plan.reading:
         return row
     enrichment = plan.enrichment
     parsed = parse_answer(row["raw_text"], enrichment.schema, row["finish_reason"], enrichment.form)
-    status, reason = parsed.status, parsed.reason
-    floor = enrichment.limits.confidence_floor
-    confidence = orjson.loads(row["confidence"] or "{}").values()
-    if status == Status.ok and floor is not None and min(confidence, default=1.0) < floor:
-        status, reason = Status.unknown, Reason.low_confidence
+    confidence = orjson.loads(row["confidence"] or "{}")
+    parsed = held_to_floor(parsed, enrichment.schema, confidence, enrichment.limits.confidence_floor)
     return row | {
-        "status": status.value,
-        "reason": reason and reason.value,
-        "values": parsed.values_json() if status == Status.ok else None,
+        "status": parsed.status.value,
+        "reason": parsed.reason and parsed.reason.value,
+        "values": parsed.values_json() if parsed.status == Status.ok else None,
         "repaired": bool(parsed.repaired),
         "reading": plan.reading,
     }

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from millrace.answers import AnswerSchema, Reason, Status, parse_answer, status_of
+from millrace.answers import AnswerSchema, Reason, Status, held_to_floor, parse_answer, status_of
 from millrace.enrichment import Enrichment
 from millrace.errors import MillraceError, UnavailableError
 from millrace.records import Phases
@@ -211,13 +211,7 @@ class Pump:
                 pending.ask = longer
                 self._again.append(pending)
                 return None
-        floor = self._reading.confidence_floor
-        if (
-            floor is not None
-            and parsed.status == Status.ok
-            and min((reply.confidence or {}).values(), default=1.0) < floor
-        ):
-            return self._answer(pending, reply, Status.unknown, Reason.low_confidence, raw)
+        parsed = held_to_floor(parsed, self._reading.schema, reply.confidence, self._reading.confidence_floor)
         values = parsed.values_json() if parsed.status == Status.ok else None
         return self._answer(pending, reply, parsed.status, parsed.reason, raw, values, bool(parsed.repaired))
 
