@@ -166,6 +166,16 @@ def test_what_a_person_typed_cannot_become_markup(lake: Lake) -> None:
     assert "<script" not in html and "&lt;script&gt;" in html
 
 
+def test_each_cell_of_the_html_bears_the_name_of_its_column_which_a_phone_shows_beside_it(lake: Lake) -> None:
+    plan = make_plan(lake)
+    lake.write(plan.paths.source_check(), suite(check("unmet")).dump())
+    _, html = texts(lake, plan.paths.root, state="failed")
+    (table,) = re.findall(r'<table class="wide">.*?</table>', html, re.DOTALL)
+    columns = re.findall(r"<th[^>]*>([^<]*)</th>", table)
+    assert columns == ["outcome", "severity", "check", "column", "observed", "why it is there"]
+    assert re.findall(r'<td data-column="([^"]*)"', table) == columns
+
+
 def test_html_needs_nothing_from_elsewhere_and_stays_small_with_many_labels(lake: Lake) -> None:
     plan = make_plan(lake, limits={"unknown_rate": 1.0})
     joined = joined_run(lake, plan, 10)
