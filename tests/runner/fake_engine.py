@@ -38,6 +38,7 @@ class Behaviour:
     cut_on: str = ""  # the answer is cut unless more than 32 tokens are allowed
     busy_on: str = ""  # a passing error the first time
     dead_after: int = -1  # answers after which every engine is dead for ever
+    dead_every: int = 0  # answers after which an engine dies, each anew
     dead_once_after: int = -1  # answers after which the first engine dies, once
     orphan_after: int = -1  # answers after which one stray reply appears, once
     double_after: int = -1  # answers after which one reply appears twice, once
@@ -92,6 +93,7 @@ class FakeEngine:
         self.context = spec.model.context_tokens
         self.field = spec.schema.names[0]
         self._inside: deque[Ask] = deque()
+        self._given = 0
         FakeEngine.opened += 1
         if self.told.term_at_load:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -126,6 +128,8 @@ class FakeEngine:
                 raise RuntimeError("a row's text may stand here: " + ask.user)
         if 0 <= told.dead_after <= FakeEngine.answered:
             raise EngineDead("dead for ever")
+        if told.dead_every and self._given >= told.dead_every:
+            raise EngineDead("worn out")
         if 0 <= told.dead_once_after <= FakeEngine.answered and self._once():
             raise EngineDead("dead once")
         if 0 <= told.hang_after <= FakeEngine.answered:
@@ -133,6 +137,7 @@ class FakeEngine:
         # The newest leave first: nobody may pair by position.
         replies = [self._reply(self._inside.pop()) for _ in range(min(len(self._inside), max(self.slots // 2, 1)))]
         FakeEngine.answered += len(replies)
+        self._given += len(replies)
         if 0 <= told.orphan_after <= FakeEngine.answered and self._once():
             replies.insert(0, Reply("stray", text='{"sentiment":"negative"}', finish_reason="stop"))
         if 0 <= told.double_after <= FakeEngine.answered and replies and self._once():

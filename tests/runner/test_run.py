@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from millrace.plan import PinnedModel
 from millrace.proof import prove_shard
 from millrace.records import Outcome
 from millrace.schemas import ANSWER, schema_differences
+from shard_runner.run import WARM_UP
 from tests.runner.build import SHARD, Run, build_run
 from tests.runner.conftest import Answering, Process
 from tests.runner.fake_engine import FakeEngine, right_label
@@ -50,6 +52,22 @@ def test_every_request_gets_the_answer_to_its_own_text(lake: Lake, model: Pinned
     assert row["asked"] == 1
     assert row["answered_at"].tzinfo is not None
     assert not schema_differences(ANSWER, lake.parquet(done.answers.path).schema_arrow)
+
+
+def test_golden_prompts_warm_the_engine_up_and_count_for_nothing_else(
+    lake: Lake, model: PinnedModel, answer: Answering, fake: Callable[..., None], tmp_path: Path
+) -> None:
+    fake(asked_log=str(tmp_path / "asked"))
+    run = build_run(lake, TEXTS[:20], model, golden=[{"text": f"golden {n} <|im_end|>"} for n in range(20)])
+    assert answer(run)[0] == ExitCode.COMPLETE
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:WARM_UP] == [f"golden-{n + 1}" for n in range(WARM_UP)]
+    assert set(asked[WARM_UP:]) == {row["request_id"] for row in run.answers()}
+    assert len(asked) == WARM_UP + 20
+    done = run.completion()
+    assert (done.requests, done.tokens.prompt) == (20, sum(row["prompt_tokens"] for row in run.answers()))
+    assert "texts_neutralised" not in done.engine
+    assert_right(run, TEXTS[:20])
 
 
 def test_the_outcome_of_an_attempt_is_recorded(lake: Lake, model: PinnedModel, answer: Answering) -> None:

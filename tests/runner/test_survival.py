@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from collections import Counter
@@ -203,6 +204,34 @@ def test_a_disk_that_fills_up_at_the_merge_leaves_no_completion_record(
     assert answer(run, "a2")[0] == ExitCode.COMPLETE
     assert FakeEngine.asked == asked
     assert_right(run, TEXTS[:300])
+
+
+@pytest.mark.parametrize("where", ["shard_runner.parts.answers_table", "shard_runner.pump.parse_answer"])
+def test_memory_that_runs_out_ends_the_attempt_and_the_next_one_goes_on(
+    where: str, lake: Lake, model: PinnedModel, answer: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the engine, where parts are written, and in the thread that reads answers."""
+    run = build_run(lake, TEXTS, model)
+    module, _, name = where.rpartition(".")
+    original = getattr(importlib.import_module(module), name)
+    calls = 0
+
+    def short(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > (1 if name == "answers_table" else 600):
+            raise MemoryError
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, short)
+        code, message = answer(run, "a1")
+    assert code == ExitCode.UNAVAILABLE
+    assert "MemoryError" in message
+    assert not lake.exists(run.paths.complete(SHARD))
+    assert answer(run, "a2")[0] == ExitCode.COMPLETE
+    assert run.completion().resumed == (256 if name == "answers_table" else 600)
+    assert_right(run)
 
 
 def test_the_late_of_two_runners_stops_between_parts_and_changes_nothing(

@@ -11,7 +11,7 @@ from millrace.errors import ExitCode
 from millrace.lake import Lake
 from millrace.plan import PinnedModel
 from millrace.records import Outcome
-from shard_runner.pump import MAX_DEATHS_IN_A_ROW
+from shard_runner.pump import MAX_DEATHS, MAX_DEATHS_IN_A_ROW
 from tests.runner.build import SHARD, build_run
 from tests.runner.conftest import Answering
 from tests.runner.fake_engine import FakeEngine
@@ -80,6 +80,23 @@ def test_an_engine_that_stays_dead_is_given_up_with_everything_finished_saved(
     assert "dead for ever" in message
     assert FakeEngine.opened == MAX_DEATHS_IN_A_ROW + 1
     assert Outcome.load(lake, f"{run.paths.shard_attempt(SHARD, 'a1')}/outcome.json").answered == 60
+
+
+def test_an_engine_that_keeps_dying_between_answers_is_rebuilt_a_bounded_number_of_times(
+    lake: Lake, model: PinnedModel, answer: Answering, fake: Fake
+) -> None:
+    fake(dead_every=8)
+    run = build_run(lake, TEXTS, model)
+    code, message = answer(run)
+    assert code == ExitCode.UNAVAILABLE
+    assert "worn out" in message
+    assert FakeEngine.opened == MAX_DEATHS + 1
+    saved = Outcome.load(lake, f"{run.paths.shard_attempt(SHARD, 'a1')}/outcome.json").answered
+    assert saved == FakeEngine.answered > MAX_DEATHS
+    fake()
+    assert answer(run, "a2")[0] == ExitCode.COMPLETE
+    assert run.completion().resumed == saved
+    assert_right(run)
 
 
 def test_an_engine_that_cannot_start_is_unavailable_and_not_tried_again(
