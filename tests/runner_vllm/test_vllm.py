@@ -7,15 +7,20 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from millrace.answers import AnswerSchema
+from millrace.enrichment import Sampling
 from millrace.errors import ExitCode
 from millrace.lake import Lake
 from millrace.plan import PinnedModel
 from millrace.records import Outcome
+from shard_runner.engines.base import Ask, EngineDead, EngineSpec
+from shard_runner.engines.vllm import VllmEngine
 from tests.runner.build import SHARD, Run, build_run
 from tests.runner_vllm.conftest import ROOT, Runner
 
@@ -75,6 +80,7 @@ def test_a_killed_runner_leaves_no_engine_behind_and_its_successor_goes_on(
     assert 256 <= done.resumed < 400
     assert done.tokens.cached > 0.3 * done.tokens.prompt  # the static part of the prompt, found in the prefix cache
     assert done.engine["block_size"] == "32"
+    assert done.engine["context_tokens"] == str(demo_model.context_tokens)
     assert done.phases.full > 0
     assert "Sentence" not in second.log.read_text()
 
@@ -131,3 +137,29 @@ def test_a_setting_that_vllm_does_not_know_is_a_configuration_error(
     runner = start(run, "only")
     assert runner.wait() == ExitCode.CONFIG, runner.log.read_text()
     assert next(iter(settings)) in runner.log.read_text()
+
+
+def test_an_engine_that_forgets_a_request_is_taken_for_dead(
+    demo_model: PinnedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM says that nothing is left to do, and the request never came back."""
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=512),
+        model_config=SimpleNamespace(dtype="torch.bfloat16", max_model_len=512, enforce_eager=True),
+        cache_config=SimpleNamespace(block_size=32, enable_prefix_caching=True),
+    )
+    core = SimpleNamespace(
+        vllm_config=config,
+        add_request=lambda *args: None,
+        abort_request=lambda ids: None,
+        has_unfinished_requests=lambda: False,
+    )
+    spec = EngineSpec(demo_model, AnswerSchema.from_dict(ANSWER), "json", Sampling(), max_tokens=16)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    engine = VllmEngine(spec, core, tokenizer=None)
+    assert engine.poll(0.1) == []
+    engine.submit(Ask("one", "", "text", [1, 2, 3], 16))
+    with pytest.raises(EngineDead, match="lost 1 request"):
+        engine.poll(0.1)
+    engine.abort()
+    assert engine.poll(0.1) == []

@@ -111,6 +111,8 @@ class VllmEngine:
 
     def poll(self, timeout_s: float) -> list[Reply]:
         if not self._engine.has_unfinished_requests():
+            if self._since:  # else the runner would wait for their replies for ever, without a call that hangs
+                raise EngineDead(f"it has lost {len(self._since)} requests")
             return []
         try:
             outputs = self._engine.step()
