@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from millrace.airflow import spark_submit
+from millrace.lake import Lake
+from millrace.plan import Plan, PlanRecord, SourceFile
+from millrace.spark import session
 from tests.dags.conftest import ROOT
+from tests.unit.publishing.runs import make_plan
 
 RUN = f"runs/review_insights/2026-11-01/{'0' * 64}"
 CLUSTER = {"conn_type": "spark", "host": "k8s://https://10.0.0.1", "port": 6443, "extra": {"deploy-mode": "client"}}
@@ -79,6 +83,24 @@ def test_a_program_that_is_not_on_the_path_is_named(show: Show) -> None:
     said = show(AIRFLOW_CONN_SPARK_DEFAULT=json.dumps(CLUSTER | {"extra": extra}))
     assert said.returncode == 2
     assert "'spark3-submit' is not on the PATH" in said.stderr
+
+
+@pytest.mark.parametrize(("limit", "quick"), [(10, True), (9, False)])
+def test_only_a_small_source_gets_the_jvm_that_starts_cheaply(
+    limit: int, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(CLUSTER))
+    monkeypatch.setattr(session, "SMALL_SOURCE_BYTES", limit)
+    lake = Lake(str(tmp_path))
+    decision = make_plan(lake).decision
+    files = [SourceFile(path=f"/{size}", size=size, version="1") for size in (4, 6)]
+    source = decision.source.model_copy(update={"files": files})
+    plan = Plan.make(
+        decision.model_copy(update={"source": source}), PlanRecord(dag_run_id="manual__1", user="ada", params={})
+    )
+    plan.save(lake)
+    command = spark_submit.submit_command("extract", f"{tmp_path}/{plan.paths.root}")
+    assert any("-XX:TieredStopAtLevel=1" in word for word in command) == quick
 
 
 def test_values_that_may_be_secret_are_masked() -> None:

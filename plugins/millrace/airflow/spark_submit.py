@@ -42,7 +42,7 @@ def submit_hook(step: str, run: str) -> Any:
         return SparkSubmitHook(
             conn_id=SPARK_CONNECTION,
             name=f"millrace {step} {paths.enrichment} {paths.partition}",
-            conf=submit_conf(settings.spark_apps, settings.spark_driver_memory),
+            conf=submit_conf(settings.spark_apps, settings.spark_driver_memory, _source_bytes(run)),
             application_args=["--run", run],
         )
     except AirflowNotFoundException:
@@ -52,6 +52,18 @@ def submit_hook(step: str, run: str) -> Any:
         ) from None
     except ValueError as error:
         raise ConfigError(f"the connection '{SPARK_CONNECTION}' is wrong: {error}") from error
+
+
+def _source_bytes(run: str) -> int | None:
+    """Size of the files that the run's plan names; None for a run without a plan."""
+    from millrace.lake import Lake
+    from millrace.plan import Plan
+
+    root, paths = RunPaths.parse(run)
+    lake = Lake(root) if root else Lake.from_env()
+    if lake.read_or_none(paths.plan) is None:
+        return None
+    return sum(file.size for file in Plan.read(lake, paths).decision.source.files)
 
 
 def submit_command(step: str, run: str) -> list[str]:

@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 # Bytes of compressed input that one task of a shuffle should see; text grows about threefold in memory.
 BYTES_PER_TASK = 64 << 20
+# Up to here the JVM's second compiler costs more than its code saves: 20 rows were checked in 30 CPU seconds without it and 58 with it,
+# 4.6 MB (35,124 rows) extracted in 23 and 41.
+SMALL_SOURCE_BYTES = 8 << 20
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -46,11 +49,17 @@ SETTINGS = {
 }
 
 
-def submit_conf(spark_apps: Path, driver_memory: str) -> dict[str, str]:
-    """Settings that only count on spark-submit's command line, because the driver's JVM starts before the application."""
+def submit_conf(spark_apps: Path, driver_memory: str, source_bytes: int | None = None) -> dict[str, str]:
+    """Settings that only count on spark-submit's command line, because the driver's JVM starts before the application.
+
+    `source_bytes` is the size of the partition's files, None where it is not known.
+    """
+    options = [f"-Dlog4j2.configurationFile={spark_apps / 'log4j2.properties'}"]
+    if source_bytes is not None and source_bytes <= SMALL_SOURCE_BYTES:
+        options.append("-XX:TieredStopAtLevel=1")
     return {
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={spark_apps / 'log4j2.properties'}",
+        "spark.driver.extraJavaOptions": " ".join(options),
         "spark.ui.showConsoleProgress": "false",
     }
 
