@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from millrace.spark.cleaning import Rules, changes, clean, is_blank, may_change
+from millrace.spark.cleaning import Rules, changes, clean, is_blank, is_plain, is_reshaped, may_change
 
 CUT = Rules(max_chars=20, cut=True, unwrap=None)
 WIDE = Rules(max_chars=10_000_000, cut=True, unwrap=None)
@@ -26,6 +26,11 @@ CHARACTERS = {
 }
 
 
+def short_way(text, rules: Rules):
+    """The condition on which extract takes a text as it is."""
+    return is_plain(text) & ~is_reshaped(text, rules)
+
+
 def cleaned(spark, texts: list[bytes], rules: Rules) -> list[tuple[str, str, bool, bool, bool, bool, bool]]:
     frame = spark.createDataFrame([(i, bytearray(t)) for i, t in enumerate(texts)], "i int, b binary")
     frame = frame.select("i", F.col("b").cast("string").alias("t"))
@@ -35,7 +40,7 @@ def cleaned(spark, texts: list[bytes], rules: Rules) -> list[tuple[str, str, boo
         clean(F.col("t"), rules).alias("once"),
         clean(clean(F.col("t"), rules), rules).alias("twice"),
         *(column.alias(n) for n, column in found.items()),
-        may_change(F.col("t"), F.to_json(F.struct("t")), F.lit(True), rules).alias("may_change"),
+        (~short_way(F.col("t"), rules) & may_change(F.col("t"), [], rules)).alias("may_change"),
         (clean(F.col("t"), rules) == F.col("t")).alias("same"),
     )
     return [tuple(row)[1:] for row in out.orderBy("i").collect()]

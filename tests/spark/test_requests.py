@@ -18,6 +18,7 @@ NASTY = [
     "null",
     "  spaces  ",
     "<b>&amp;</b>",
+    *(f"one {chr(c)} letter" for c in range(0x20, 0x180)),
 ]
 
 

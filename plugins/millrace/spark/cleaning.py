@@ -26,6 +26,8 @@ from millrace.enrichment import Enrichment
 CHANGES = ("bad_utf8", "control_chars", "unwrapped", "truncated")
 
 _CONTROLS = r"[\x00-\x08\x0B\x0C\x0E-\x1F]"
+_REMOVED = r"[\x00-\x08\x0B\x0C\x0E-\x1F\uFFFD]"  # by steps 1 and 2, as Java reads malformed bytes
+_ESCAPED = r'[\x00-\x1F"\\\uFFFD]'  # by JSON, and the same
 # Unicode's white space, and the zero-width space and byte-order mark, which look as empty.
 _SPACES = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u200b"
@@ -71,23 +73,28 @@ def changes(text: Column, rules: Rules) -> dict[str, Column]:
     }
 
 
-def may_change(text: Column, encoded: Column, escaped: Column, rules: Rules) -> Column:
-    """False only if `clean` would return the text as it is; costs a tenth of cleaning.
+def is_plain(value: Column) -> Column:
+    """Whether a value holds nothing that JSON escapes and nothing malformed, so that it can stand in JSON as it is; true for null.
 
-    `encoded` is the JSON of the text (and of other values), `escaped` whether it holds any escape at all, which its length tells. JSON
-    writes every control character as an escape and every malformed byte as U+FFFD, so a search for those in it answers for all
-    steps but the length and the wrapping.
+    Java reads malformed bytes as U+FFFD, so one search answers both.
     """
-    marks = [F.contains(encoded, F.lit(mark)) for mark in ("\\u00", "\\b", "\\f")]
-    found = (
-        F.contains(encoded, F.lit("\ufffd")) | (escaped & (marks[0] | marks[1] | marks[2])) | _is_longer(text, rules)
-    )
-    return found | F.substring(F.ltrim(text), 1, 1).isin("{", '"') if rules.unwrap else found
+    return ~F.coalesce(value.rlike(_ESCAPED), F.lit(False))
 
 
-def _is_longer(text: Column, rules: Rules) -> Column:
+def may_change(text: Column, others: list[Column], rules: Rules) -> Column:
+    """False only if cleaning would return the text, and the other values of its prompt, as they are; costs a tenth of cleaning."""
+    found = is_reshaped(text, rules)
+    for value in (text, *others):
+        found = found | F.coalesce(value.rlike(_REMOVED), F.lit(False))
+    return found
+
+
+def is_reshaped(text: Column, rules: Rules) -> Column:
+    """Whether steps 3 or 4 may apply to a text: it begins as JSON does where JSON is unwrapped, or is longer than allowed."""
     # No text has more characters than bytes, and the bytes need not be counted.
-    return (F.octet_length(text) > rules.max_chars) & (F.char_length(text) > rules.max_chars)
+    longer = (F.octet_length(text) > rules.max_chars) & (F.char_length(text) > rules.max_chars)
+    wrapped = F.substring(F.ltrim(text), 1, 1).isin("{", '"') if rules.unwrap else F.lit(False)
+    return F.coalesce(longer | wrapped, F.lit(False))
 
 
 def is_blank(text: Column) -> Column:

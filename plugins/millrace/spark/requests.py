@@ -14,7 +14,18 @@ from millrace.plan import Plan
 from millrace.prompts import TEXT as TEXT_PLACEHOLDER
 from millrace.prompts import renderer, row_placeholders
 from millrace.schemas import ROW_REQUEST, ROW_SKIP
-from millrace.spark.cleaning import CHANGES, Rules, changes, clean, clean_characters, is_blank, let, may_change
+from millrace.spark.cleaning import (
+    CHANGES,
+    Rules,
+    changes,
+    clean,
+    clean_characters,
+    is_blank,
+    is_plain,
+    is_reshaped,
+    let,
+    may_change,
+)
 from millrace.spark.source import EXCLUDED, KEPT, TEXT, name
 
 INPUT = "input"
@@ -24,11 +35,12 @@ CHANGED = "changed"
 def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
     """Add `input`, `request_id` or `skip_reason`, and `changed` (null, or struct of booleans) to the frame of `source.to_rows`.
 
-    Most texts need no cleaning, so their JSON is made first and shows it; only the others pay for the verbs of `cleaning`.
+    Most values can stand in JSON as they are; only the others pay for an encoder, and fewer still for the verbs of `cleaning`.
     """
     rules = Rules.of(plan.enrichment)
     names = row_placeholders(plan.decision.prompt.text)
     raw = {n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string") for n in names}
+    others = [value for n, value in raw.items() if n != TEXT_PLACEHOLDER]
 
     def cleaned(values: Column) -> Column:
         done = {n: clean(values[n], rules) if n == TEXT_PLACEHOLDER else clean_characters(values[n]) for n in names}
@@ -39,19 +51,23 @@ def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
             F.struct(*(found[c].alias(c) for c in CHANGES)).alias(CHANGED),
         )
 
-    dirty = F.col("cleaned").isNotNull()
+    plain, dirty = ~is_reshaped(F.col(TEXT), rules), F.col("cleaned").isNotNull()
+    for value in raw.values():
+        plain = plain & is_plain(value)
     return (
-        rows.withColumn("raw_input", to_json(raw))
+        rows.withColumn("plain", plain)
         .withColumn(
-            "cleaned",
-            F.when(may_change(F.col(TEXT), F.col("raw_input"), _is_escaped(raw), rules), let(_struct(raw), cleaned)),
+            "cleaned", F.when(~F.col("plain") & may_change(F.col(TEXT), others, rules), let(_struct(raw), cleaned))
         )
         .withColumn("clean_text", F.when(dirty, F.col("cleaned.text")).otherwise(F.col(TEXT)))
-        .withColumn(INPUT, F.when(dirty, F.col(f"cleaned.{INPUT}")).otherwise(F.col("raw_input")))
+        .withColumn(
+            INPUT,
+            F.when(F.col("plain"), plain_json(raw)).when(dirty, F.col(f"cleaned.{INPUT}")).otherwise(to_json(raw)),
+        )
         .withColumn(CHANGED, F.col(f"cleaned.{CHANGED}"))
         .withColumn(ROW_SKIP, _skip_reason(F.col("clean_text"), rules))
         .withColumn(ROW_REQUEST, F.when(F.col(ROW_SKIP).isNull(), request_id(current_fingerprint(plan))))
-        .drop("raw_input", "cleaned", "clean_text")
+        .drop("plain", "cleaned", "clean_text")
     )
 
 
@@ -65,10 +81,13 @@ def to_json(values: dict[str, Column]) -> Column:
     return F.to_json(_struct(values), {"ignoreNullFields": "false"})
 
 
-def _is_escaped(values: dict[str, Column]) -> Column:
-    """Whether the JSON `raw_input` of these values is longer than the values and what stands around them: an O(1) question."""
-    lengths = [F.coalesce(F.octet_length(value), F.lit(len("null") - len('""'))) for value in values.values()]
-    return F.octet_length("raw_input") > sum(lengths, F.lit(len(canonical_json(dict.fromkeys(values, "")))))
+def plain_json(values: dict[str, Column]) -> Column:
+    """What `to_json` returns for values that are all `cleaning.is_plain`."""
+    parts: list[Column] = []
+    for n in sorted(values):
+        value = F.coalesce(F.concat(F.lit('"'), values[n], F.lit('"')), F.lit("null"))
+        parts += [F.lit(f"{',' if parts else '{'}{canonical_json(n)}:"), value]
+    return F.concat(*parts, F.lit("}"))
 
 
 def _struct(values: dict[str, Column]) -> Column:
@@ -85,7 +104,8 @@ def distinct_requests(rows: DataFrame, plan: Plan) -> DataFrame:
     Rows with equal input are one request whichever of them is met first: nothing else of a row enters it, so there is no tie to break.
     Grouping by the input and hashing afterwards moves 64 bytes less per row and hashes each input once.
     """
-    distinct = rows.where(F.col(ROW_REQUEST).isNotNull()).select(INPUT).distinct()
+    # Asking for the request's id instead would hash every row for this alone.
+    distinct = rows.where(F.col(ROW_SKIP).isNull()).select(INPUT).distinct()
     return distinct.select(
         request_id(current_fingerprint(plan)).alias(ROW_REQUEST),
         INPUT,
