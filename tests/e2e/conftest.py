@@ -21,6 +21,8 @@ from millrace.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 ENRICHMENT = "review_insights"
+ROWS = 40  # of each date
+DEMO, SECOND, THIRD = "2026-11-01", "2026-11-02", "2026-11-03"
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,9 @@ def checkout() -> Iterator[Checkout]:
     yield found
     found.millrace("down")
     shutil.rmtree(home)
+
+
+@pytest.fixture(scope="session")
+def demo(checkout: Checkout) -> str:
+    """What `millrace demo` printed: DEMO is published, the other dates have rows to be asked about."""
+    return checkout.millrace("demo", "--rows", str(ROWS))

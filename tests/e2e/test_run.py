@@ -9,12 +9,9 @@ import time
 
 import psutil
 import pyarrow.parquet as pq
-import pytest
 
-from tests.e2e.conftest import ENRICHMENT, Checkout
+from tests.e2e.conftest import DEMO, ENRICHMENT, ROWS, SECOND, Checkout
 
-ROWS = 40
-DEMO, SECOND = "2026-11-01", "2026-11-02"
 STEPS = [
     "plan",
     "check_source",
@@ -26,11 +23,6 @@ STEPS = [
     "validate",
     "publish",
 ]
-
-
-@pytest.fixture(scope="module")
-def demo(checkout: Checkout) -> str:
-    return checkout.millrace("demo", "--rows", str(ROWS))
 
 
 def source_rows(checkout: Checkout, partition: str) -> dict[str, str]:

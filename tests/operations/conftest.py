@@ -181,6 +181,12 @@ class Operations:
         table = DeltaTable(self.checkout.lake.uri("enriched/mood"))
         return [row for row in pa.table(table.scan()).to_pylist() if row["dt"] == date]
 
+    def files(self, date: str) -> list[str]:
+        """The files of the enriched table that hold a date's rows."""
+        from deltalake import DeltaTable
+
+        return sorted(DeltaTable(self.checkout.lake.uri("enriched/mood")).file_uris([("dt", "=", date)]))
+
     def version(self) -> int:
         from deltalake import DeltaTable
 

@@ -108,14 +108,15 @@ def test_a_backfill_pays_only_for_what_was_never_asked(ops: Operations) -> None:
     ops.write_source(REPEATED, TEXTS)
     ops.write_source(EMPTY, [])
     ops.model()
-    version = ops.version()
+    version, files = ops.version(), ops.files(NEW)
     ops.backfill(NEW, EMPTY, prompt_version=1)
     runs = until(lambda: len(found := ops.backfill_runs()) == 3 and found, "three runs are made")
     assert {date: ops.ended(run_id) for date, run_id in runs.items()} == dict.fromkeys(runs, "success")
     assert ops.asked() == []
     assert len(ops.published(NEW)) == len(TEXTS) + 1 and len(ops.published(REPEATED)) == len(TEXTS)
     assert ops.published(EMPTY) == []
-    assert ops.version() == version + 2  # the date that was done is not published again; the empty one is, as 0 rows
+    # The date that was done keeps its files, and its run only leaves its number; the empty one is published, as 0 rows.
+    assert ops.files(NEW) == files and ops.version() == version + 3
     assert ops.states(runs[REPEATED])["infer"] == "skipped"
     for date, run_id in runs.items():
         assert ops.run(run_id)["conf"] == {"prompt_version": 1}
