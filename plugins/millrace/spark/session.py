@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 # Bytes of compressed input that one task of a shuffle should see; text grows about threefold in memory.
 BYTES_PER_TASK = 64 << 20
-# Up to here the JVM's second compiler costs more than its code saves: 20 rows were checked in 30 CPU seconds without it and 58 with it,
-# 4.6 MB (35,124 rows) extracted in 23 and 41.
+# Up to here the JVM's second compiler costs more than its code saves. CPU seconds with and without it: 15 and 10 for a start alone, 41 and
+# 23 to extract 4.6 MB, 35,124 rows (docs/performance.md).
 SMALL_SOURCE_BYTES = 8 << 20
 
 SETTINGS = {
