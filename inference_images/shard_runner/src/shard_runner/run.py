@@ -197,6 +197,7 @@ class ShardWork:
             max_tokens=decision.max_tokens,
             folder=model_folder(model),
             want_confidence=enrichment.limits.confidence_floor is not None,
+            requests=shard.requests - resumed,
         )
         self._step_timeout_s = step_timeout_s(model)
         self._described: dict[str, str] = {}

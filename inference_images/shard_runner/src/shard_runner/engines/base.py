@@ -40,6 +40,7 @@ class EngineSpec:
     max_tokens: int  # of one answer, the re-ask of a truncated one may have twice as many
     folder: Path | None = None  # of the verified model, for engines that load it themselves
     want_confidence: bool = False  # report label probabilities where that is cheap
+    requests: int = 0  # about how many are to come: what costs at the start may pay over many
 
 
 @dataclass(frozen=True, slots=True)
