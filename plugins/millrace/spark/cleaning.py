@@ -27,7 +27,8 @@ CHANGES = ("bad_utf8", "control_chars", "unwrapped", "truncated")
 
 _CONTROLS = r"[\x00-\x08\x0B\x0C\x0E-\x1F]"
 _REMOVED = r"[\x00-\x08\x0B\x0C\x0E-\x1F\uFFFD]"  # by steps 1 and 2, as Java reads malformed bytes
-_ESCAPED = r'[\x00-\x1F"\\\uFFFD]'  # by JSON, and the same
+# Nothing that JSON escapes, and nothing malformed. What is allowed, taken without going back, is found twice as fast as what is not.
+_PLAIN = r"\A[ !#-\[\]-\uFFFC\x{10000}-\x{10FFFF}]*+\z"
 # Unicode's white space, and the zero-width space and byte-order mark, which look as empty.
 _SPACES = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u200b"
@@ -78,7 +79,7 @@ def is_plain(value: Column) -> Column:
 
     Java reads malformed bytes as U+FFFD, so one search answers both.
     """
-    return ~F.coalesce(value.rlike(_ESCAPED), F.lit(False))
+    return F.coalesce(value.rlike(_PLAIN), F.lit(True))
 
 
 def may_change(text: Column, others: list[Column], rules: Rules) -> Column:
