@@ -158,8 +158,16 @@ def _trouble(
             f"{plan.enrichment.preflight.usable_rate:.0%} are needed.",
             "Correct the prompt or choose another model, then clear `plan`.",
         )
+    if manifest is None and audit.source_check is None:
+        return Trouble("check_source", "It left no result.", "Read its log, then clear `check_source`.")
+    if manifest is None and verdict is None:
+        return Trouble(
+            "preflight",
+            "It left no verdict, so whether the model can answer is not known.",
+            "Read its log for what kept the model or its endpoint from starting, then clear `preflight`.",
+        )
     if manifest is None:
-        return Trouble("extract", "No manifest was written.", "Read the log of the first red task, then clear it.")
+        return Trouble("extract", "No manifest was written.", "Read its log, then clear `extract`.")
     if open_shards:
         return _open(lake, plan, audit, manifest)
     if audit.attempt is None:

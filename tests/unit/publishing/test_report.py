@@ -88,8 +88,19 @@ class TestWhatToDoNext:
         store_verdict(lake, "k", passed=False)
         self.says(lake, plan.paths.root, "preflight", "40% of 50 golden prompts")
 
+    def test_the_source_was_not_checked(self, lake: Lake) -> None:
+        self.says(lake, make_plan(lake).paths.root, "check_source", "left no result")
+
+    def test_preflight_could_not_ask(self, lake: Lake) -> None:
+        plan = make_plan(lake)
+        lake.write(plan.paths.source_check(), suite(check()).dump())
+        self.says(lake, plan.paths.root, "preflight", "left no verdict", "clear `preflight`")
+
     def test_nothing_extracted(self, lake: Lake) -> None:
-        self.says(lake, make_plan(lake).paths.root, "extract", "No manifest was written")
+        plan = make_plan(lake)
+        lake.write(plan.paths.source_check(), suite(check()).dump())
+        store_verdict(lake, "k")
+        self.says(lake, plan.paths.root, "extract", "No manifest was written")
 
     def test_over_budget(self, lake: Lake) -> None:
         plan = make_plan(lake, limits={"budget_tokens": 10})
