@@ -78,7 +78,7 @@ def test_a_second_run_of_a_date_asks_nothing_and_starts_no_engine(checkout: Chec
     assert_published_whole(checkout, DEMO)
 
 
-def runner_of(process: psutil.Process, deadline_seconds: float = 180) -> psutil.Process:
+def runner_of(process: psutil.Process, deadline_seconds: float = 420) -> psutil.Process:
     """The shard's runner below a `millrace run`, once there is one."""
     deadline = time.monotonic() + deadline_seconds
     while time.monotonic() < deadline:
