@@ -48,7 +48,8 @@ class Script:
     def __init__(self, steps: Iterable[Step | Mapping[str, Any]] = ()) -> None:
         made = [step if isinstance(step, Step) else Step(**step) for step in steps]
         self._by_text = [step for step in made if step.where is not None]
-        self._queue = deque([step, step.times] for step in made if step.where is None)
+        self._queue = deque(step for step in made if step.where is None)
+        self._used = 0  # of the first step in the queue
 
     def next(self, user: str) -> Step:
         for step in self._by_text:
@@ -56,10 +57,9 @@ class Script:
                 return step
         if not self._queue:
             return Step("answer")
-        entry = self._queue[0]
-        step, left = entry
-        if left is not None:
-            entry[1] = left - 1
-            if left <= 1:
-                self._queue.popleft()
+        step = self._queue[0]
+        self._used += 1
+        if step.times is not None and self._used >= step.times:
+            self._queue.popleft()
+            self._used = 0
         return step
