@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, NotFoundError
 from millrace.layout import RunPaths
 from millrace.settings import Settings
 
@@ -60,10 +60,11 @@ def _source_bytes(run: str) -> int | None:
     from millrace.plan import Plan
 
     root, paths = RunPaths.parse(run)
-    lake = Lake(root) if root else Lake.from_env()
-    if lake.read_or_none(paths.plan) is None:
+    try:
+        plan = Plan.read(Lake(root) if root else Lake.from_env(), paths)
+    except NotFoundError:
         return None
-    return sum(file.size for file in Plan.read(lake, paths).decision.source.files)
+    return sum(file.size for file in plan.decision.source.files)
 
 
 def submit_command(step: str, run: str) -> list[str]:
