@@ -16,9 +16,10 @@ import pytest
 
 from tests.operations.conftest import NAME, Operations, until
 
-# A date whose texts are all its own, one that repeats them, one without a row.
-NEW, REPEATED, EMPTY = "2026-10-05", "2026-10-06", "2026-10-07"
-RIDDLES = "2026-10-09"
+# A week: a date whose texts are all its own, one that repeats them, one without a row, one with a new text among old ones, one that
+# repeats again, and a weekend on which the source has no partition.
+NEW, REPEATED, EMPTY, MIXED, FRIDAY, SATURDAY, SUNDAY = (f"2026-10-{day:02d}" for day in range(5, 12))
+RIDDLES = "2026-10-14"
 TEXTS = [f"note number {n} about the week" for n in range(30)]
 MAGNET = "the magnet fell off"
 
@@ -103,42 +104,63 @@ def _answered(ops: Operations, run_id: str) -> set[str]:
     return {row for path in stored for row in lake.parquet(path).read(["request_id"])["request_id"].to_pylist()}
 
 
-def test_a_backfill_pays_only_for_what_was_never_asked(ops: Operations) -> None:
-    """One date done, one whose texts were all answered on another date, one without rows; the prompt's version is a parameter."""
-    ops.write_source(REPEATED, TEXTS)
-    ops.write_source(EMPTY, [])
+def test_a_backfill_of_a_week_pays_only_for_what_was_never_asked(ops: Operations) -> None:
+    """The prompt's version is a parameter; a date that the source does not have fails by itself."""
+    for date, texts in {
+        REPEATED: TEXTS,
+        EMPTY: [],
+        MIXED: [*TEXTS[:5], "a note of its own"],
+        FRIDAY: TEXTS[5:9],
+    }.items():
+        ops.write_source(date, texts)
     ops.model()
     version, files = ops.version(), ops.files(NEW)
-    ops.backfill(NEW, EMPTY, prompt_version=1)
-    runs = until(lambda: len(found := ops.backfill_runs()) == 3 and found, "three runs are made")
-    assert {date: ops.ended(run_id) for date, run_id in runs.items()} == dict.fromkeys(runs, "success")
-    assert ops.asked() == []
-    assert len(ops.published(NEW)) == len(TEXTS) + 1 and len(ops.published(REPEATED)) == len(TEXTS)
-    assert ops.published(EMPTY) == []
+    ops.backfill(NEW, SUNDAY, prompt_version=1)
+    runs = until(lambda: len(found := ops.backfill_runs()) == 7 and found, "seven runs are made")
+    weekend = {SATURDAY: "failed", SUNDAY: "failed"}
+    assert {date: ops.ended(run_id) for date, run_id in runs.items()} == dict.fromkeys(runs, "success") | weekend
+    assert ops.asked() == ["a note of its own"]
+    rows = {NEW: len(TEXTS) + 1, REPEATED: len(TEXTS), EMPTY: 0, MIXED: 6, FRIDAY: 4, SATURDAY: 0, SUNDAY: 0}
+    assert {date: len(ops.published(date)) for date in runs} == rows
     # The date that was done keeps its files, and its run only leaves its number; the empty one is published, as 0 rows.
-    assert ops.files(NEW) == files and ops.version() == version + 3
+    assert ops.files(NEW) == files and ops.version() == version + 5
     assert ops.states(runs[REPEATED])["infer"] == "skipped"
     for date, run_id in runs.items():
         assert ops.run(run_id)["conf"] == {"prompt_version": 1}
+        if date in weekend:
+            assert f"dt={date}" in ops.log(run_id, "plan") and ops.states(run_id)["plan"] == "failed"
+            continue
         plan = ops.plan(run_id)
         assert plan["decision"]["partition"] == date and plan["decision"]["prompt"]["version"] == 1
-    assert ops.plan(runs[REPEATED])["record"]["params"]["prompt_version"] == 1
+        assert plan["record"]["params"]["prompt_version"] == 1
 
 
-def test_a_backfill_without_reprocessing_leaves_dates_alone_and_with_it_runs_them_again_under_new_parameters(
-    ops: Operations,
-) -> None:
-    run_id = ops.backfill_runs()[REPEATED]
-    before = ops.run(run_id)
+def test_a_backfill_reprocesses_nothing_or_what_failed_or_what_is_done_under_new_parameters(ops: Operations) -> None:
+    runs = ops.backfill_runs()
+    before = {date: ops.run(run_id) for date, run_id in runs.items()}
+
+    def again(*dates: str) -> bool:
+        """Whether exactly the runs of these dates have been made again and have ended."""
+        now = {date: ops.run(run_id) for date, run_id in runs.items()}
+        ended = all(now[date]["state"] in ("success", "failed") for date in dates)
+        return ended and {date for date in runs if now[date]["end_date"] != before[date]["end_date"]} == set(dates)
+
     ops.model()
-    ops.backfill(REPEATED, REPEATED, "none", prompt_version=2)
-    assert ops.run(run_id)["end_date"] == before["end_date"] and ops.run(run_id)["conf"] == {"prompt_version": 1}
+    ops.backfill(NEW, SUNDAY, "none", prompt_version=2)
+    assert again() and ops.run(runs[REPEATED])["conf"] == {"prompt_version": 1}
+
+    # Saturday's rows have come, Sunday's have not.
+    ops.write_source(SATURDAY, TEXTS[9:12])
+    ops.backfill(NEW, SUNDAY, "failed", prompt_version=1)
+    until(lambda: again(SATURDAY, SUNDAY), "what had failed is run again", 420)
+    assert ops.run(runs[SATURDAY])["state"] == "success" and len(ops.published(SATURDAY)) == 3
+    assert ops.run(runs[SUNDAY])["state"] == "failed" and ops.asked() == []
 
     ops.backfill(REPEATED, REPEATED, "completed", prompt_version=2)
-    until(lambda: ops.run(run_id)["state"] in ("queued", "running"), "the run is made again")
-    assert ops.ended(run_id) == "success", ops.why(run_id)
-    assert ops.run(run_id)["conf"] == {"prompt_version": 2}
-    assert ops.plan(run_id)["decision"]["prompt"]["version"] == 2
+    until(lambda: again(SATURDAY, SUNDAY, REPEATED), "the run is made again", 420)
+    assert ops.run(runs[REPEATED])["state"] == "success", ops.why(runs[REPEATED])
+    assert ops.run(runs[REPEATED])["conf"] == {"prompt_version": 2}
+    assert ops.plan(runs[REPEATED])["decision"]["prompt"]["version"] == 2
     assert ops.asked() == sorted(TEXTS) and ops.systems() == {"Is it good or bad? Second wording."}
     assert {row["answer_meta"]["prompt_version"] for row in ops.published(REPEATED)} == {2}
     assert {row["answer_meta"]["prompt_version"] for row in ops.published(NEW)} == {1}
