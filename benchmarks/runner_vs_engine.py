@@ -2,10 +2,11 @@
 
     .venv-inference/bin/python benchmarks/runner_vs_engine.py --rows 512
 
-One vLLM engine with the runner's settings answers the same requests alternately by itself (LLM.generate, all prompts at once) and
-under the runner (a whole `run`: shard file in, parts, merge and completion record out), its prefix cache emptied before
-each; `ratio` is the median over the rounds. Then an engine with vLLM's default settings answers them as often, in a process of its own:
-`default_rows_per_s` is its median too (the first round of a compiled engine may still compile, or fault its memory in).
+One vLLM engine with the runner's settings answers the same requests by itself (LLM.generate, all prompts at once) and under the
+runner (a whole `run`: shard file in, parts, merge and completion record out), then an engine with vLLM's default settings answers them:
+the three take turns, so that a machine that gets slower does so for all. The default engine lives in a process of its own, which is
+suspended while it is not its turn. Every prefix cache is emptied before each turn. The first round does not count: a
+compiled engine may still compile. Rates are medians over the rounds, ratios medians of each round's ratio.
 The last line is JSON: ratio, rows_per_s, engine_rows_per_s, default_rows_per_s, vs_default, full_share, prefix_hit_rate.
 """
 
@@ -21,14 +22,15 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import psutil
 from sample_run import SampleRun, sample_run
 
 from millrace.errors import ExitCode
 from shard_runner.ask import Asker
 from shard_runner.engines.base import Ask, EngineSpec
-from shard_runner.engines.vllm import VllmEngine, _params, engine_arguments, prepare_environment
+from shard_runner.engines.vllm import VllmEngine, _params, engine_arguments, prepare_cpu, prepare_environment
 from shard_runner.guard import Signals
 from shard_runner.leash import kill_descendants
 from shard_runner.requests import read_ids, stream
@@ -63,56 +65,41 @@ class Shared(VllmEngine):
         self.abort()
 
 
-def compare(rows: int, rounds: int, form: str, shard: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        sample = sample_run(Path(folder), rows, form)
-        spec = replace(sample.spec, requests=shard)
-        prepare_environment(spec)
-        from vllm import LLM
+class Defaults:
+    """vLLM as it comes, in a process of its own: nothing set but the model, the answer's schema and a cache that fits this machine."""
 
-        from shard_runner.chat import ChatTokenizer
+    def __init__(self, rows: int, form: str) -> None:
+        command = [sys.executable, __file__, "--rows", str(rows), "--form", form, "--serve-defaults"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._said("ready")
+        first = psutil.Process(self._process.pid)
+        self._tree = [first, *first.children(recursive=True)]
+        self._suspend()
 
-        assert spec.folder is not None
-        tokenizer = ChatTokenizer(spec.folder)
-        llm = LLM(**engine_arguments(spec, is_cpu=_is_cpu()))
-        asks = prompts(sample, tokenizer)
-        raw_seconds(llm, asks[:16], spec)
-        ratios, ours, engine, full, hits = [], [], [], [], []
-        for number in range(rounds):
-            llm.reset_prefix_cache()
-            raw = raw_seconds(llm, asks, spec)
-            llm.reset_prefix_cache()
-            attempt = Attempt(
-                sample.run.lake, sample.run.paths, sample.run.shard.shard_id, f"round{number}", Signals(),
-                open_engine=lambda spec: Shared(spec, llm.llm_engine, tokenizer),
-            )  # fmt: skip
-            code, message = attempt.run()
-            assert code == ExitCode.COMPLETE, message
-            done = sample.run.completion()
-            run_seconds = done.phases.total - done.phases.load - done.phases.start
-            ratios.append(raw / run_seconds)
-            ours.append(rows / run_seconds)
-            engine.append(rows / raw)
-            full.append(done.phases.full / run_seconds)
-            hits.append(done.tokens.cached / done.tokens.prompt)
-            print(
-                f"round {number}: engine {engine[-1]:.2f} rows/s, runner {ours[-1]:.2f} rows/s, ratio {ratios[-1]:.3f}, {done.phases}",
-                flush=True,
-            )
-            sample.forget_answers()
-        return {
-            "rows": rows,
-            "form": form,
-            "ratio": round(statistics.median(ratios), 3),
-            "rows_per_s": round(statistics.median(ours), 2),
-            "engine_rows_per_s": round(statistics.median(engine), 2),
-            "full_share": round(statistics.median(full), 3),
-            "prefix_hit_rate": round(statistics.median(hits), 3),
-        }
+    def rows_per_s(self) -> float:
+        """One turn."""
+        for process in self._tree:
+            process.resume()
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        rate = float(self._said("rows/s"))
+        self._suspend()
+        return rate
+
+    def _suspend(self) -> None:
+        for process in self._tree:
+            process.suspend()
+
+    def _said(self, word: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(word):
+                return line.removeprefix(word)
+        raise SystemExit("the process with vLLM's default settings has ended")
 
 
-def default_rows_per_s(rows: int, rounds: int, form: str) -> float:
-    """vLLM as it comes: nothing set but the model, the answer's schema and a cache that fits this machine."""
+def serve_defaults(rows: int, form: str) -> None:
+    """The other end of `Defaults`: a turn for every line."""
     with tempfile.TemporaryDirectory() as folder:
         sample = sample_run(Path(folder), rows, form)
         os.environ |= {
@@ -128,19 +115,62 @@ def default_rows_per_s(rows: int, rounds: int, form: str) -> float:
         assert sample.spec.folder is not None
         llm = LLM(model=str(sample.spec.folder))
         asks = prompts(sample, ChatTokenizer(sample.spec.folder))
-        raw_seconds(llm, asks[:16], sample.spec)
-        rates = []
-        for number in range(rounds):
+        print("ready", flush=True)
+        for _ in sys.stdin:
             llm.reset_prefix_cache()
-            rates.append(rows / raw_seconds(llm, asks, sample.spec))
-            print(f"round {number}: vLLM's defaults {rates[-1]:.2f} rows/s", flush=True)
-        return statistics.median(rates)
+            print("rows/s", rows / raw_seconds(llm, asks, sample.spec), flush=True)
 
 
-def _is_cpu() -> bool:
+def compare(rows: int, rounds: int, form: str, shard: int) -> dict[str, Any]:
+    defaults = Defaults(rows, form)
+    with tempfile.TemporaryDirectory() as folder:
+        sample = sample_run(Path(folder), rows, form)
+        spec = replace(sample.spec, requests=shard)
+        llm, tokenizer = start_llm(spec)
+        asks = prompts(sample, tokenizer)
+        turns = []
+        for number in range(rounds + 1):
+            llm.reset_prefix_cache()
+            engine = rows / raw_seconds(llm, asks, spec)
+            llm.reset_prefix_cache()
+            attempt = Attempt(
+                sample.run.lake, sample.run.paths, sample.run.shard.shard_id, f"round{number}", Signals(),
+                open_engine=lambda spec: Shared(spec, llm.llm_engine, tokenizer),
+            )  # fmt: skip
+            code, message = attempt.run()
+            assert code == ExitCode.COMPLETE, message
+            done = sample.run.completion()
+            seconds = done.phases.total - done.phases.load - done.phases.start
+            default = defaults.rows_per_s()
+            turn = {
+                "ratio": rows / seconds / engine,
+                "rows_per_s": rows / seconds,
+                "engine_rows_per_s": engine,
+                "default_rows_per_s": default,
+                "vs_default": rows / seconds / default,
+                "full_share": done.phases.full / seconds,
+                "prefix_hit_rate": done.tokens.cached / done.tokens.prompt,
+            }
+            print(f"round {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in turn.items()), flush=True)
+            turns.append(turn)
+            sample.forget_answers()
+        medians = {name: round(statistics.median(turn[name] for turn in turns[1:]), 3) for name in turns[0]}
+        return {"rows": rows, "form": form, **medians}
+
+
+def start_llm(spec: EngineSpec) -> tuple[Any, Any]:
+    """vLLM's own front to an engine with the runner's settings, and the tokenizer."""
+    prepare_environment(spec)
+    from vllm import LLM
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu())
+    from shard_runner.chat import ChatTokenizer
+
+    assert spec.folder is not None
+    is_cpu = bool(current_platform.is_cpu())
+    if is_cpu:
+        prepare_cpu(spec)
+    return LLM(**engine_arguments(spec, is_cpu)), ChatTokenizer(spec.folder)
 
 
 def main() -> None:
@@ -151,46 +181,15 @@ def main() -> None:
     parser.add_argument(
         "--shard", type=int, default=20_000, help="use the engine settings that a shard of so many requests gets"
     )
-    parser.add_argument("--phase", choices=["compare", "default"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve-defaults", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.phase == "compare":
-        _print_and_leave(compare(args.rows, args.rounds, args.form, args.shard))
-    elif args.phase == "default":
-        _print_and_leave({"default_rows_per_s": round(default_rows_per_s(args.rows, args.rounds, args.form), 2)})
+    if args.serve_defaults:
+        serve_defaults(args.rows, args.form)
     else:
-        result: dict[str, Any] = {}
-        for phase in ("compare", "default"):
-            result |= _in_its_own_process(phase, args)
-        result["vs_default"] = round(result["rows_per_s"] / result["default_rows_per_s"], 2)
-        print(json.dumps(result))
-
-
-def _print_and_leave(result: dict[str, Any]) -> NoReturn:
-    """vLLM's processes do not end with the interpreter on a CPU: an ordinary exit waits for them for ever."""
-    print(json.dumps(result), flush=True)
+        print(json.dumps(compare(args.rows, args.rounds, args.form, args.shard)), flush=True)
+    # vLLM's processes do not end with the interpreter on a CPU: an ordinary exit waits for them for ever.
     kill_descendants()
     os._exit(0)
-
-
-def _in_its_own_process(phase: str, args: argparse.Namespace) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        __file__,
-        "--rows",
-        str(args.rows),
-        "--rounds",
-        str(args.rounds),
-        "--form",
-        args.form,
-        "--shard",
-        str(args.shard),
-        "--phase",
-        phase,
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout, end="", flush=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 if __name__ == "__main__":

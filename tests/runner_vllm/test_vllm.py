@@ -85,12 +85,19 @@ def test_a_killed_runner_leaves_no_engine_behind_and_its_successor_goes_on(
     assert "Sentence" not in second.log.read_text()
 
 
-def test_an_engine_whose_process_is_killed_is_rebuilt(tmp_path: Path, demo_model: PinnedModel, start: Start) -> None:
-    run = build_run(Lake(str(tmp_path / "lake")), sentences(400), demo_model, answer=ANSWER, system=SYSTEM)
+@pytest.mark.parametrize(
+    ("settings", "killed"), [({}, "EngineCore"), ({"distributed_executor_backend": "mp"}, "Worker")]
+)
+def test_an_engine_whose_process_is_killed_is_rebuilt(
+    settings: dict[str, str], killed: str, tmp_path: Path, demo_model: PinnedModel, start: Start
+) -> None:
+    """On few cores the engine is one process, else its worker is another."""
+    model = demo_model.model_copy(update={"settings": settings})
+    run = build_run(Lake(str(tmp_path / "lake")), sentences(400), model, answer=ANSWER, system=SYSTEM)
     runner = start(run, "only")
     runner.until(runner.first_part)
-    worker = next(process for process in runner.below() if "Worker" in process.name())
-    worker.send_signal(signal.SIGKILL)
+    engine = next(process for process in runner.below() if killed in process.name())
+    engine.send_signal(signal.SIGKILL)
     assert runner.wait() == ExitCode.COMPLETE, runner.log.read_text()
     assert "the engine died" in runner.log.read_text()
     assert_labels(run, 400)

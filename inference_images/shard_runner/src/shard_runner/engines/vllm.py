@@ -7,6 +7,7 @@ What is set, and why (a model's `settings` override any of it, by vLLM's own nam
 | --- | --- | --- |
 | block_size | 32: the smallest the CPU backend takes; its default of 128 caches no shared prefix shorter than that | vLLM's |
 | enforce_eager | on, but for shards of 10,000 requests and more: compiling costs a minute once and saves a fifth of each answer | off |
+| threads | up to 4 cores: all, in one process. vLLM keeps one for its scheduler, half of a small machine | vLLM's |
 | max_num_seqs | 128: twice as many were no faster on 2 cores (docs/performance.md) | vLLM's |
 | kv_cache_gib | 1 | all that vLLM finds |
 | enable_prefix_caching | on | on |
@@ -18,9 +19,14 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing.connection
 import os
 import shutil
+import sys
+import threading
 import time
+from ctypes.util import find_library
+from pathlib import Path
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError, UnavailableError
@@ -34,6 +40,9 @@ CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "max_num_seqs": 128}
 # Measured with the demo model on 2 cores: compiling costs 70 s of CPU once, and an answer then 28 ms instead of 36 ms.
 COMPILE_FROM = 10_000
 KV_CACHE_GIB = 1
+# Up to here the model takes every core: 1.4 times the rows/s on 2 cores. Where there are many, the one that vLLM keeps free costs little.
+FEW_CORES = 4
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 OWN_SETTINGS = frozenset({"kv_cache_gib", "step_timeout_s"})
 
 
@@ -50,11 +59,36 @@ def prepare_environment(spec: EngineSpec) -> None:
         os.environ.setdefault(name, value)
 
 
+def prepare_cpu(spec: EngineSpec) -> None:
+    """What the engine's process reads from the environment when it starts on a few cores; what the deployment has set stands."""
+    if not _takes_every_core(spec):
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(_cores()))
+    # A thread that has waited for a millisecond sleeps: this process and the engine's scheduler need the cores too.
+    os.environ.setdefault("KMP_BLOCKTIME", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # What vLLM's manual says to load first: Intel's OpenMP, which its CPU build brings along and whose threads wake faster than torch's
+    # own, and an allocator that keeps what it has freed, where the machine has it (Debian's libtcmalloc-minimal4).
+    openmp = Path(sys.prefix, "lib", "libiomp5.so")
+    libraries = [find_library("tcmalloc_minimal"), str(openmp) if openmp.exists() else None]
+    os.environ.setdefault("LD_PRELOAD", ":".join(filter(None, libraries)))
+
+
+def _takes_every_core(spec: EngineSpec) -> bool:
+    several = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"}
+    return _cores() <= FEW_CORES and not spec.model.settings.keys() & several
+
+
+def _cores() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
 def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs for a model: device defaults, then the plan, then the model's own settings."""
     settings = {key: value for key, value in spec.model.settings.items() if key not in OWN_SETTINGS}
     return {
         **(CPU_DEFAULTS | {"enforce_eager": not _compiling_pays(spec.requests)} if is_cpu else {}),
+        **({"distributed_executor_backend": ONE_PROCESS} if is_cpu and _takes_every_core(spec) else {}),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
@@ -104,6 +138,7 @@ class VllmEngine:
         }
         if current_platform.is_cpu():
             self._facts["kv_cache_gib"] = os.environ["VLLM_CPU_KVCACHE_SPACE"]
+            self._facts["threads"] = os.environ.get("OMP_NUM_THREADS", "auto")
 
     def describe(self) -> dict[str, str]:
         return dict(self._facts)
@@ -192,11 +227,14 @@ def open_engine(spec: EngineSpec) -> VllmEngine:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    is_cpu = current_platform.is_cpu()
+    if is_cpu:
+        prepare_cpu(spec)
     tokenizer = ChatTokenizer(spec.folder)
     # The context decides vLLM's defaults for batch sizes: those of offline work, not of a server.
     context = UsageContext.LLM_CLASS
     try:
-        config = EngineArgs(**engine_arguments(spec, current_platform.is_cpu())).create_engine_config(context)
+        config = EngineArgs(**engine_arguments(spec, is_cpu)).create_engine_config(context)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"model '{spec.model.name}': vLLM {vllm.__version__} does not accept its settings: {str(error)[:500]}"
@@ -210,4 +248,21 @@ def open_engine(spec: EngineSpec) -> VllmEngine:
             f"vLLM could not start model '{spec.model.name}' ({type(error).__name__}: {str(error)[:300]}). "
             "Look at the log above; where memory was short, lower kv_cache_gib, gpu_memory_utilization or context_tokens."
         ) from error
+    _tell_of_death(core.engine_core)
     return VllmEngine(spec, core, tokenizer)
+
+
+def _tell_of_death(client: Any) -> None:
+    """Wake who waits for an answer when the engine's process ends: vLLM's own watch ends the thread that would say so (0.32)."""
+    from vllm.v1.engine.core_client import SyncMPClient
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if not isinstance(client, SyncMPClient):
+        return  # the engine runs in this process, and ends with it
+    processes, told = client.resources.engine_manager.processes, client.outputs_queue
+
+    def wait() -> None:
+        multiprocessing.connection.wait([process.sentinel for process in processes])
+        told.put(EngineDeadError())
+
+    threading.Thread(target=wait, name="engine's end", daemon=True).start()
