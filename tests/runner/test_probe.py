@@ -77,6 +77,21 @@ def test_another_image_asks_again(lake: Lake, model: PinnedModel, monkeypatch: p
     assert FakeEngine.opened == 2
 
 
+def test_the_engine_is_watched_for_as_long_as_the_model_says(
+    lake: Lake, model: PinnedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watchdog does is seen in tests/runner/test_survival.py."""
+    watched: list[float] = []
+
+    def watch(engine: Any, seconds: float) -> Any:
+        watched.append(seconds)
+        return engine
+
+    monkeypatch.setattr(probe, "Watched", watch)
+    run_probe(build_run(lake, ["a"], model.model_copy(update={"settings": {"step_timeout_s": 7}}), golden=GOLDEN))
+    assert watched == [7.0]
+
+
 @pytest.mark.parametrize(("garbled", "passes"), [(2, True), (3, False)])
 def test_nine_of_ten_golden_answers_must_be_usable(
     garbled: int, passes: bool, lake: Lake, model: PinnedModel, fake: Callable[..., None]
