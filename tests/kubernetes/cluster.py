@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -254,8 +255,15 @@ class Cluster:
                     elif not reference.get("optional"):
                         return f'{kind.removesuffix("Ref").lower()} "{reference["name"]}" not found'
         for variable in container.get("env") or []:
-            reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
-            if reference is None:
+            source = variable.get("valueFrom") or {}
+            reference = source.get("secretKeyRef")
+            if field := source.get("resourceFieldRef"):
+                kind, _, resource = field["resource"].partition(".")
+                quantity = str(container["resources"][kind][resource])
+                # Whole cores, rounded up, as with the API's default divisor.
+                cores = float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
+                values[variable["name"]] = str(math.ceil(cores))
+            elif reference is None:
                 values[variable["name"]] = variable.get("value", "")
             elif reference["key"] in self.secrets.get(reference["name"], {}):
                 values[variable["name"]] = self.secrets[reference["name"]][reference["key"]]

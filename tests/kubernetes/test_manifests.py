@@ -92,6 +92,13 @@ def test_a_models_resources_replace_the_templates() -> None:
     assert template_for(model(template="vllm-cpu"), env).image == "registry/cpu@sha256:1"
 
 
+def test_an_engine_on_a_cpu_gets_as_many_threads_as_its_pod_asks_for_cores() -> None:
+    made = template_for(model(template="vllm-cpu", cpu=3), {"MILLRACE_HOME": str(ROOT)})
+    (threads,) = [v for v in made.manifest["spec"]["containers"][0]["env"] if v["name"] == "OMP_NUM_THREADS"]
+    assert threads["valueFrom"] == {"resourceFieldRef": {"resource": "requests.cpu"}}
+    assert made.manifest["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "3"
+
+
 def test_a_resource_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="'gpus' is not one of"):
         template_for(model(gpus=1), {"MILLRACE_HOME": str(ROOT)})
