@@ -21,7 +21,7 @@ from millrace.spark.cleaning import CHANGES
 from millrace.spark.requests import CHANGED, current_fingerprint, distinct_requests, row_columns, with_requests
 from millrace.spark.session import derived_session, explain_rule_error
 from millrace.spark.sharding import bucket_count, file_refs, make_shards
-from millrace.spark.source import check_keys, check_snapshot, read_source, to_rows
+from millrace.spark.source import KEPT, check_keys, check_snapshot, read_source, to_rows
 
 KEPT_ANSWER = "kept_answer"
 # Parquet's writer would build a dictionary of values that hardly repeat before it gives it up: a tenth of the CPU of both writes.
@@ -114,7 +114,8 @@ def _write_rows(rows: DataFrame, plan: Plan, uri: str) -> RowCounts:
     """Write the rows and count in the same pass what became of them."""
     seen = Observation()
     reasons = ("excluded", "blank", "too_long")
-    rows = rows.observe(
+    # Observing copies every column of its rows: the texts are left behind first.
+    rows = rows.select(ROW_KEY, KEPT, ROW_REQUEST, ROW_SKIP, CHANGED).observe(
         seen,
         F.count(F.lit(1)).alias("rows"),
         *(F.count_if(F.col(ROW_SKIP) == reason).alias(f"skipped_{reason}") for reason in reasons),
