@@ -40,7 +40,7 @@ CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "max_num_seqs": 128}
 # Measured with the demo model on 2 cores: compiling costs 70 s of CPU once, and an answer then 28 ms instead of 36 ms.
 COMPILE_FROM = 10_000
 KV_CACHE_GIB = 1
-# Up to here the model takes every core: 1.4 times the rows/s on 2 cores. Where there are many, the one that vLLM keeps free costs little.
+# Up to here the model takes every core: 1.3 times the rows/s on 2 cores. Where there are many, the one that vLLM keeps free costs little.
 FEW_CORES = 4
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 OWN_SETTINGS = frozenset({"kv_cache_gib", "step_timeout_s"})
