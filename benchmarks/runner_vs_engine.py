@@ -5,8 +5,9 @@
 One vLLM engine with the runner's settings answers the same requests by itself (LLM.generate, all prompts at once) and under the
 runner (a whole `run`: shard file in, parts, merge and completion record out), then an engine with vLLM's default settings answers them:
 the three take turns, so that a machine that gets slower does so for all. The default engine lives in a process of its own, which is
-suspended while it is not its turn. Every prefix cache is emptied before each turn. The first round does not count: a
-compiled engine may still compile. Rates are medians over the rounds, ratios medians of each round's ratio.
+suspended while it is not its turn. Every prefix cache is emptied before each turn. The first round does not count: a compiled engine
+may still compile. Rates are medians over the rounds, ratios medians of each round's ratio. `--eager` measures the runner on a CPU
+that has not compiled its model yet.
 The last line is JSON: ratio, rows_per_s, engine_rows_per_s, default_rows_per_s, vs_default, full_share, prefix_hit_rate.
 """
 
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,16 @@ def serve_defaults(rows: int, form: str) -> None:
             print("rows/s", rows / raw_seconds(llm, asks, sample.spec), flush=True)
 
 
-def compare(rows: int, rounds: int, form: str, shard: int) -> dict[str, Any]:
-    defaults = Defaults(rows, form)
+def compare(rows: int, rounds: int, form: str, eager: bool, with_defaults: bool) -> dict[str, Any]:
+    defaults = Defaults(rows, form) if with_defaults else None
     with tempfile.TemporaryDirectory() as folder:
         sample = sample_run(Path(folder), rows, form)
-        spec = replace(sample.spec, requests=shard)
-        llm, tokenizer = start_llm(spec)
+        llm, tokenizer = start_llm(sample.spec, eager)
         asks = prompts(sample, tokenizer)
         turns = []
         for number in range(rounds + 1):
             llm.reset_prefix_cache()
-            engine = rows / raw_seconds(llm, asks, spec)
+            engine = rows / raw_seconds(llm, asks, sample.spec)
             llm.reset_prefix_cache()
             attempt = Attempt(
                 sample.run.lake, sample.run.paths, sample.run.shard.shard_id, f"round{number}", Signals(),
@@ -141,16 +140,16 @@ def compare(rows: int, rounds: int, form: str, shard: int) -> dict[str, Any]:
             assert code == ExitCode.COMPLETE, message
             done = sample.run.completion()
             seconds = done.phases.total - done.phases.load - done.phases.start
-            default = defaults.rows_per_s()
             turn = {
                 "ratio": rows / seconds / engine,
                 "rows_per_s": rows / seconds,
                 "engine_rows_per_s": engine,
-                "default_rows_per_s": default,
-                "vs_default": rows / seconds / default,
                 "full_share": done.phases.full / seconds,
                 "prefix_hit_rate": done.tokens.cached / done.tokens.prompt,
             }
+            if defaults is not None:
+                default = defaults.rows_per_s()
+                turn |= {"default_rows_per_s": default, "vs_default": rows / seconds / default}
             print(f"round {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in turn.items()), flush=True)
             turns.append(turn)
             sample.forget_answers()
@@ -158,8 +157,8 @@ def compare(rows: int, rounds: int, form: str, shard: int) -> dict[str, Any]:
         return {"rows": rows, "form": form, **medians}
 
 
-def start_llm(spec: EngineSpec) -> tuple[Any, Any]:
-    """vLLM's own front to an engine with the runner's settings, and the tokenizer."""
+def start_llm(spec: EngineSpec, eager: bool) -> tuple[Any, Any]:
+    """vLLM's own front to an engine with the runner's settings, and the tokenizer. `eager` is for a CPU: the model not compiled."""
     prepare_environment(spec)
     from vllm import LLM
     from vllm.platforms import current_platform
@@ -170,23 +169,22 @@ def start_llm(spec: EngineSpec) -> tuple[Any, Any]:
     is_cpu = bool(current_platform.is_cpu())
     if is_cpu:
         prepare_cpu(spec)
-    return LLM(**engine_arguments(spec, is_cpu)), ChatTokenizer(spec.folder)
+    return LLM(**engine_arguments(spec, is_cpu) | {"enforce_eager": is_cpu and eager}), ChatTokenizer(spec.folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--form", choices=["json", "compact"], default="json", help="how the answers are asked for")
-    parser.add_argument(
-        "--shard", type=int, default=20_000, help="use the engine settings that a shard of so many requests gets"
-    )
+    parser.add_argument("--eager", action="store_true", help="as on a CPU that has not compiled the model yet")
+    parser.add_argument("--no-defaults", action="store_true", help="without vLLM's defaults, in half the time")
     parser.add_argument("--serve-defaults", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve_defaults:
         serve_defaults(args.rows, args.form)
     else:
-        print(json.dumps(compare(args.rows, args.rounds, args.form, args.shard)), flush=True)
+        print(json.dumps(compare(args.rows, args.rounds, args.form, args.eager, not args.no_defaults)), flush=True)
     # vLLM's processes do not end with the interpreter on a CPU: an ordinary exit waits for them for ever.
     kill_descendants()
     os._exit(0)

@@ -28,6 +28,7 @@ from tests.openai_server import Script, running_server
 from tests.openai_server.server import Running
 
 NAME = "mood"
+BUDGET_TOKENS = 3_000  # about twice what any date costs but the one that is to wait
 SPEC: dict[str, Any] = {
     "name": NAME,
     "schedule": "0 3 * * *",
@@ -35,7 +36,8 @@ SPEC: dict[str, Any] = {
     "prompt": NAME,
     "model": "remote",
     "answer": {"mood": {"labels": ["good", "bad"]}},
-    "limits": {"unknown_rate": 0.01, "requests_per_shard": 12},
+    "limits": {"unknown_rate": 0.01, "requests_per_shard": 12, "budget_tokens": BUDGET_TOKENS},
+    "over_budget": "wait",
     "publish_within_minutes": 1,
     "target": {"path": "enriched/mood"},
 }
@@ -118,6 +120,11 @@ class Operations:
             "only_failed": False,
         }
         self.rest.post(f"/dags/{NAME}/clearTaskInstances", json=body).raise_for_status()
+
+    def respond(self, run_id: str, task: str, option: str) -> None:
+        """Choose an option under Required Actions."""
+        path = f"/dags/{NAME}/dagRuns/{run_id}/taskInstances/{task}/-1/hitlDetails"
+        self.rest.patch(path, json={"chosen_options": [option], "params_input": {}}).raise_for_status()
 
     def run(self, run_id: str) -> dict[str, Any]:
         run: dict[str, Any] = self.rest.get(f"/dags/{NAME}/dagRuns/{run_id}").raise_for_status().json()

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.operations.conftest import NAME, Operations, until
+from tests.operations.conftest import BUDGET_TOKENS, NAME, Operations, until
 
 # A week: a date whose texts are all its own, one that repeats them, one without a row, one with a new text among old ones, one that
 # repeats again, and a weekend on which the source has no partition.
 NEW, REPEATED, EMPTY, MIXED, FRIDAY, SATURDAY, SUNDAY = (f"2026-10-{day:02d}" for day in range(5, 12))
 RIDDLES = "2026-10-14"
+COSTLY = "2026-10-15"
 TEXTS = [f"note number {n} about the week" for n in range(30)]
 MAGNET = "the magnet fell off"
 
@@ -236,6 +237,27 @@ def test_a_rollback_brings_back_one_date_and_no_other(ops: Operations, refused: 
     ops.checkout.millrace("rollback", NAME, "--partition", RIDDLES, "--to", str(first))
     assert sorted(row["answer_status"] for row in ops.published(RIDDLES)) == ["ok"] * 19 + ["unknown"]
     assert ops.published(REPEATED) == others
+
+
+def test_a_run_over_its_budget_waits_for_a_person_and_asks_everything_afresh_where_that_is_wanted(
+    ops: Operations,
+) -> None:
+    texts = [*TEXTS, *(f"another note, number {n}" for n in range(60))]
+    ops.write_source(COSTLY, texts)
+    ops.model()
+    run_id = ops.trigger(partition=COSTLY, do_not_reuse_answers=True)
+    until(lambda: ops.states(run_id).get("approve_budget") in ("deferred", "awaiting_input", "failed"), "it waits", 300)
+    assert ops.asked() == [] and ops.run(run_id)["state"] == "running"
+    (alert,) = until(lambda: [text for text in ops.alerts(run_id) if "budget" in text], "somebody is told")
+    ops.respond(run_id, "approve_budget", "Approve")
+    assert ops.ended(run_id) == "success", ops.why(run_id)
+    assert ops.asked() == sorted(texts)  # those that were answered before too
+    assert len(ops.published(COSTLY)) == len(texts)
+    plan = ops.plan(run_id)
+    approval = json.loads(ops.checkout.lake.read(f"{plan['run']}/approval.json"))
+    assert approval["approved"] and approval["by"] == ops.checkout.site.login[0]
+    assert approval["estimate"]["requests"] == len(texts) and approval["estimate"]["tokens"] > BUDGET_TOKENS
+    assert COSTLY in alert and "approve" in alert.lower()
 
 
 def test_the_maintenance_dag_removes_an_old_run_and_leaves_the_rest(ops: Operations) -> None:

@@ -8,23 +8,12 @@ from millrace.answers import AnswerSchema
 from millrace.enrichment import Sampling
 from millrace.plan import PinnedModel
 from shard_runner.engines.base import EngineSpec
-from shard_runner.engines.vllm import COMPILE_FROM, FEW_CORES, engine_arguments, prepare_cpu
+from shard_runner.engines.vllm import FEW_CORES, engine_arguments, prepare_cpu
 from tests.runner.build import ANSWER
 
 
-def spec(model: PinnedModel, requests: int = 0) -> EngineSpec:
-    return EngineSpec(model, AnswerSchema.from_dict(ANSWER), "json", Sampling(), max_tokens=16, requests=requests)
-
-
-@pytest.mark.parametrize(
-    ("requests", "compiler", "eager"),
-    [(0, "g++", True), (COMPILE_FROM - 1, "g++", True), (COMPILE_FROM, "g++", False), (COMPILE_FROM, None, True)],
-)
-def test_a_cpu_compiles_the_model_for_large_shards_where_there_is_a_compiler(
-    requests: int, compiler: str | None, eager: bool, model: PinnedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shard_runner.engines.vllm.shutil.which", lambda name: compiler)
-    assert engine_arguments(spec(model, requests), is_cpu=True)["enforce_eager"] is eager
+def spec(model: PinnedModel) -> EngineSpec:
+    return EngineSpec(model, AnswerSchema.from_dict(ANSWER), "json", Sampling(), max_tokens=16)
 
 
 def test_a_gpu_keeps_vllms_own_block_size_and_batch_size(model: PinnedModel) -> None:

@@ -20,7 +20,7 @@ from millrace.lake import Lake
 from millrace.plan import PinnedModel
 from millrace.records import Outcome
 from shard_runner.engines.base import Ask, EngineDead, EngineSpec
-from shard_runner.engines.vllm import VllmEngine
+from shard_runner.engines.vllm import VllmEngine, _params
 from tests.runner.build import SHARD, Run, build_run
 from tests.runner_vllm.conftest import ROOT, Runner
 
@@ -101,6 +101,30 @@ def test_an_engine_whose_process_is_killed_is_rebuilt(
     assert runner.wait() == ExitCode.COMPLETE, runner.log.read_text()
     assert "the engine died" in runner.log.read_text()
     assert_labels(run, 400)
+
+
+def test_a_compiled_model_is_compiled_once_and_loaded_by_the_next_runner(
+    tmp_path: Path, demo_model: PinnedModel, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    model = demo_model.model_copy(update={"settings": {"enforce_eager": False}})
+    run = build_run(Lake(str(tmp_path / "lake")), sentences(20), model, answer=ANSWER, system=SYSTEM)
+    kept = []
+    for attempt in ("compiles", "loads"):
+        runner = start(run, attempt)
+        assert runner.wait() == ExitCode.COMPLETE, runner.log.read_text()
+        assert_labels(run, 20)
+        (model_file,) = (tmp_path / "cache").glob("torch_compile_cache/torch_aot_compile/*/rank_0_0/model")
+        kept.append(model_file.stat().st_mtime_ns)
+        for file in run.lake.list(f"{run.paths.root}/shards"):
+            run.lake.delete([file.path])
+    assert kept[0] == kept[1], "vLLM compiled again: it could not read what it had written"
+
+
+def test_the_engine_writes_the_fields_in_the_order_of_the_enrichment(demo_model: PinnedModel) -> None:
+    schema = AnswerSchema.from_dict({"zeal": {"labels": ["yes", "no"]}, "anger": {"labels": ["yes", "no"]}})
+    params = _params(EngineSpec(demo_model, schema, "json", Sampling(), max_tokens=16))
+    assert list(json.loads(params.structured_outputs.json)["properties"]) == ["zeal", "anger"]
 
 
 def test_compact_answers_carry_the_confidence_of_every_label(

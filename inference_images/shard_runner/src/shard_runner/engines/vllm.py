@@ -6,7 +6,7 @@ What is set, and why (a model's `settings` override any of it, by vLLM's own nam
 | setting | CPU | GPU |
 | --- | --- | --- |
 | block_size | 32: the smallest the CPU backend takes; its default of 128 caches no shared prefix shorter than that | vLLM's |
-| enforce_eager | on, but for shards of 10,000 requests and more: compiling costs a minute once and saves a fifth of each answer | off |
+| enforce_eager | on, until compiling pays: it costs a minute once and saves a fifth of each answer (`compiling.py`) | off |
 | threads | up to 4 cores: all, in one process. vLLM keeps one for its scheduler, half of a small machine | vLLM's |
 | max_num_seqs | 128: twice as many were no faster on 2 cores (docs/performance.md) | vLLM's |
 | kv_cache_gib | 1 | all that vLLM finds |
@@ -21,7 +21,6 @@ import logging
 import math
 import multiprocessing.connection
 import os
-import shutil
 import sys
 import threading
 import time
@@ -29,16 +28,17 @@ from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from millrace.errors import ConfigError, MillraceError, UnavailableError
 from shard_runner.chat import ChatTokenizer
 from shard_runner.confidence import label_confidence
 from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply, Tokenizer
+from shard_runner.engines.compiling import Compiled
 
 log = logging.getLogger("shard_runner")
 
-CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "max_num_seqs": 128}
-# Measured with the demo model on 2 cores: compiling costs 70 s of CPU once, and an answer then 28 ms instead of 36 ms.
-COMPILE_FROM = 10_000
+CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "max_num_seqs": 128, "enforce_eager": True}
 KV_CACHE_GIB = 1
 # Up to here the model takes every core: 1.3 times the rows/s on 2 cores. Where there are many, the one that vLLM keeps free costs little.
 FEW_CORES = 4
@@ -84,10 +84,13 @@ def _cores() -> int:
 
 
 def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
-    """Arguments of vLLM's EngineArgs for a model: device defaults, then the plan, then the model's own settings."""
+    """Arguments of vLLM's EngineArgs for a model: device defaults, then the plan, then the model's own settings.
+
+    A CPU's `enforce_eager` is for `compiling` to turn off.
+    """
     settings = {key: value for key, value in spec.model.settings.items() if key not in OWN_SETTINGS}
     return {
-        **(CPU_DEFAULTS | {"enforce_eager": not _compiling_pays(spec.requests)} if is_cpu else {}),
+        **(CPU_DEFAULTS if is_cpu else {}),
         **({"distributed_executor_backend": ONE_PROCESS} if is_cpu and _takes_every_core(spec) else {}),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
@@ -101,15 +104,10 @@ def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
     }
 
 
-def _compiling_pays(requests: int) -> bool:
-    """Whether a CPU's engine is compiled: for a large shard, and where there is what vLLM compiles with."""
-    return requests >= COMPILE_FROM and shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
 class VllmEngine:
     """`core` is a started vllm LLMEngine; `open_engine` starts one from a spec."""
 
-    def __init__(self, spec: EngineSpec, core: Any, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, spec: EngineSpec, core: Any, tokenizer: ChatTokenizer, compiled: Compiled | None = None) -> None:
         import vllm
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
@@ -117,6 +115,7 @@ class VllmEngine:
 
         self._died, self._tokens_input = EngineDeadError, tokens_input
         self._spec, self._engine = spec, core
+        self._compiled, self._answered = compiled, 0
         self.tokenizer: Tokenizer | None = tokenizer
         config = core.vllm_config
         self.slots = int(config.scheduler_config.max_num_seqs)
@@ -144,8 +143,10 @@ class VllmEngine:
         return dict(self._facts)
 
     def submit(self, ask: Ask) -> None:
-        params = self._params.clone()
-        params.max_tokens = ask.max_tokens
+        params = self._params
+        if ask.max_tokens != params.max_tokens:
+            params = params.clone()
+            params.max_tokens = ask.max_tokens
         try:
             self._engine.add_request(ask.request_id, self._tokens_input(ask.prompt_token_ids), params)
         except self._died as error:
@@ -161,7 +162,9 @@ class VllmEngine:
             outputs = self._engine.step()
         except self._died as error:
             raise EngineDead("its process ended") from error
-        return [self._reply(output) for output in outputs if output.finished]
+        replies = [self._reply(output) for output in outputs if output.finished]
+        self._answered += len(replies)
+        return replies
 
     def _reply(self, output: Any) -> Reply:
         completion = output.outputs[0]
@@ -191,6 +194,8 @@ class VllmEngine:
     def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
+            if self._compiled is not None:
+                self._compiled.count(self._answered)
             # Nothing in it is worth waiting for: what is finished is saved, and its worker does not end on SIGTERM.
             engine.engine_core.shutdown(timeout=1.0)
 
@@ -203,7 +208,8 @@ def _params(spec: EngineSpec) -> Any:
     if spec.form == "compact":
         structured = StructuredOutputsParams(choice=spec.schema.compact_choices())
     else:
-        structured = StructuredOutputsParams(json=spec.schema.json_schema())
+        # As text: vLLM copies the parameters for each request, and a schema's dictionaries one by one. In the fields' own order.
+        structured = StructuredOutputsParams(json=orjson.dumps(spec.schema.json_schema()).decode())
     sampling = spec.sampling
     return SamplingParams(
         temperature=sampling.temperature,
@@ -213,6 +219,7 @@ def _params(spec: EngineSpec) -> Any:
         logprobs=0 if spec.want_confidence else None,
         structured_outputs=structured,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # vLLM's copy for each request is a shallow one: what it changes in it is the same for all
     )
 
 
@@ -222,19 +229,25 @@ def open_engine(spec: EngineSpec) -> VllmEngine:
         raise ConfigError(f"model '{spec.model.name}' has no folder; engine vllm loads it from the store.")
     prepare_environment(spec)
     import vllm
+    from vllm import envs
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
     is_cpu = current_platform.is_cpu()
+    arguments = engine_arguments(spec, is_cpu)
+    compiled = None
     if is_cpu:
         prepare_cpu(spec)
+        if "enforce_eager" not in spec.model.settings:
+            compiled = Compiled(Path(envs.VLLM_CACHE_ROOT), arguments, vllm.__version__)
+            arguments["enforce_eager"] = not compiled.pays(spec.requests)
     tokenizer = ChatTokenizer(spec.folder)
     # The context decides vLLM's defaults for batch sizes: those of offline work, not of a server.
     context = UsageContext.LLM_CLASS
     try:
-        config = EngineArgs(**engine_arguments(spec, is_cpu)).create_engine_config(context)
+        config = EngineArgs(**arguments).create_engine_config(context)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"model '{spec.model.name}': vLLM {vllm.__version__} does not accept its settings: {str(error)[:500]}"
@@ -249,7 +262,7 @@ def open_engine(spec: EngineSpec) -> VllmEngine:
             "Look at the log above; where memory was short, lower kv_cache_gib, gpu_memory_utilization or context_tokens."
         ) from error
     _tell_of_death(core.engine_core)
-    return VllmEngine(spec, core, tokenizer)
+    return VllmEngine(spec, core, tokenizer, compiled)
 
 
 def _tell_of_death(client: Any) -> None:
