@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shard_runner.engines.compiling import PRICE, WORTH_LOADING, Compiled
+from shard_runner.engines.compiling import PRICE, WORTH_LOADING, Compiled, processor
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,20 @@ def test_other_settings_are_counted_apart(tmp_path: Path) -> None:
     compiled(tmp_path).count(PRICE)
     assert compiled(tmp_path).pays(WORTH_LOADING)
     assert not compiled(tmp_path, block_size=64).pays(WORTH_LOADING)
+
+
+def test_what_one_processor_compiled_is_not_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    intel = "processor\t: 0\nmodel name\t: Xeon\ncpu MHz\t\t: 2100.0\nflags\t\t: fpu avx2 avx512f\n\nprocessor\t: 1\nflags\t: fpu\n"
+    same, older, arm = (
+        intel.replace("2100.0", "1800.5"),
+        intel.replace(" avx512f", ""),
+        "Features\t: fp asimd\nCPU part\t: 0xd0c\n",
+    )
+    found = []
+    for text in (intel, same, older, arm):
+        monkeypatch.setattr(Path, "read_text", lambda path, encoding, text=text: text)
+        found.append(processor())
+    assert found[0] == found[1] and len(set(found)) == 3
 
 
 def test_nothing_is_compiled_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

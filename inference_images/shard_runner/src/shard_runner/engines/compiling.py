@@ -18,10 +18,21 @@ from millrace.canonical import content_hash
 
 log = logging.getLogger("shard_runner")
 
-# Requests whose answers repay compiling: 60 s against 5 ms each; and a compiled model's slower start: 5 s
+# Requests whose answers repay compiling: 60 s against 5 ms each; and a compiled model's slower start: 4 s
 # (benchmarks/engine_settings.py, docs/performance.md; the demo model on 2 cores).
 PRICE = 12_000
 WORTH_LOADING = 1_000
+
+
+def processor() -> str:
+    """What machine code made for this processor depends on, as a short hash.
+
+    vLLM names what it compiled by model and settings, not by processor, and another one may share the cache or the volume.
+    """
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    named = dict(line.split(":", 1) for line in lines if ":" in line)
+    told = {name.strip(): value.strip() for name, value in named.items()}
+    return content_hash([told.get(name) for name in ("model name", "flags", "CPU part", "Features")])[:16]
 
 
 class Compiled:

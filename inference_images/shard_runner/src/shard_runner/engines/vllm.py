@@ -34,7 +34,7 @@ from millrace.errors import ConfigError, MillraceError, UnavailableError
 from shard_runner.chat import ChatTokenizer
 from shard_runner.confidence import label_confidence
 from shard_runner.engines.base import Ask, EngineDead, EngineSpec, Reply, Tokenizer
-from shard_runner.engines.compiling import Compiled
+from shard_runner.engines.compiling import Compiled, processor
 
 log = logging.getLogger("shard_runner")
 
@@ -91,6 +91,8 @@ def engine_arguments(spec: EngineSpec, is_cpu: bool) -> dict[str, Any]:
     settings = {key: value for key, value in spec.model.settings.items() if key not in OWN_SETTINGS}
     return {
         **(CPU_DEFAULTS if is_cpu else {}),
+        # Part of the name under which vLLM keeps what it compiles.
+        **({"additional_config": {"processor": processor()}} if is_cpu else {}),
         **({"distributed_executor_backend": ONE_PROCESS} if is_cpu and _takes_every_core(spec) else {}),
         "enable_prefix_caching": True,
         "disable_log_stats": True,
