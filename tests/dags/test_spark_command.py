@@ -103,6 +103,18 @@ def test_only_a_small_source_gets_the_jvm_that_starts_cheaply(
     assert any("-XX:TieredStopAtLevel=1" in word for word in command) == quick
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_the_archive_of_sparks_classes_is_named_where_it_was_made(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "spark-classes.jsa"
+    if made:
+        archive.touch()
+    monkeypatch.setattr(session, "CLASS_ARCHIVE", archive)
+    options = session.submit_conf(ROOT / "spark_apps", "1g")["spark.driver.extraJavaOptions"].split()
+    assert (f"-XX:SharedArchiveFile={archive}" in options) == made
+
+
 def test_values_that_may_be_secret_are_masked() -> None:
     assert doctest.testmod(spark_submit).failed == 0
     hidden = spark_submit.shown(

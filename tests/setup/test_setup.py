@@ -180,6 +180,38 @@ def test_without_any_java_the_message_says_what_to_install(
     assert any("jdk.install" in command for command in commands)
 
 
+@pytest.fixture
+def finished(checkout: Path, java: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with its environment and a Java, as they are before Spark's classes are archived. Returns the Java."""
+    monkeypatch.setattr(setup, "ORCHESTRATOR", ENVIRONMENT)
+    ENVIRONMENT.path.mkdir()
+    home = java("17.0.15")
+    (home / "release").write_text('JAVA_RUNTIME_VERSION="17.0.15+6"\n')
+    setup.ENV_FILE.write_text(f"JAVA_HOME={home}\n")
+    return home
+
+
+def test_sparks_classes_are_archived_again_for_other_packages_or_another_java_only(
+    checkout: Path, finished: Path, commands: list[str]
+) -> None:
+    assert setup.archive_spark_classes() is None
+    assert f"JAVA_HOME={finished} " in commands[0]
+    assert setup.archive_spark_classes() == "up to date"
+    (finished / "release").write_text('JAVA_RUNTIME_VERSION="17.0.16+8"\n')
+    assert setup.archive_spark_classes() is None
+    (checkout / "lock.txt").write_text("a==2\n")
+    assert setup.archive_spark_classes() is None
+    assert len(commands) == 3
+
+
+def test_where_sparks_classes_cannot_be_archived_set_up_goes_on_and_does_not_try_each_time(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "run", lambda command: False)
+    assert "not made (see .millrace/setup.log); Spark starts without" in (setup.archive_spark_classes() or "")
+    assert setup.archive_spark_classes() == "up to date"
+
+
 def test_a_demo_model_in_the_store_is_not_made_again(checkout: Path, commands: list[str]) -> None:
     folder = checkout / ".millrace" / "models" / setup.DEMO_MODEL / "0123abcd"
     folder.mkdir(parents=True)
