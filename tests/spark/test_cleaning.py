@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from millrace.spark.cleaning import Rules, changes, clean, is_blank, is_plain, is_reshaped, may_change
+from millrace.spark.cleaning import CHANGES, Rules, is_blank, is_plain, is_reshaped, may_change, with_clean_text
 
 CUT = Rules(max_chars=20, cut=True, unwrap=None)
 WIDE = Rules(max_chars=10_000_000, cut=True, unwrap=None)
@@ -34,14 +34,17 @@ def short_way(text, rules: Rules):
 def cleaned(spark, texts: list[bytes], rules: Rules) -> list[tuple[str, str, bool, bool, bool, bool, bool]]:
     frame = spark.createDataFrame([(i, bytearray(t)) for i, t in enumerate(texts)], "i int, b binary")
     frame = frame.select("i", F.col("b").cast("string").alias("t"))
-    found = changes(F.col("t"), rules)
-    out = frame.select(
+    once = with_clean_text(frame, "t", F.lit(True), rules).withColumnsRenamed(
+        {"clean_text": "once", "changed": "found"}
+    )
+    twice = with_clean_text(once, "once", F.lit(True), rules)
+    out = twice.select(
         "i",
-        clean(F.col("t"), rules).alias("once"),
-        clean(clean(F.col("t"), rules), rules).alias("twice"),
-        *(column.alias(n) for n, column in found.items()),
+        "once",
+        F.col("clean_text").alias("twice"),
+        *(F.col("found")[change] for change in CHANGES),
         (~short_way(F.col("t"), rules) & may_change(F.col("t"), [], rules)).alias("may_change"),
-        (clean(F.col("t"), rules) == F.col("t")).alias("same"),
+        (F.col("once") == F.col("t")).alias("same"),
     )
     return [tuple(row)[1:] for row in out.orderBy("i").collect()]
 

@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from millrace.enrichment import Enrichment
 
+# The columns that cleaning adds.
+CLEAN_TEXT = "clean_text"
+CHANGED = "changed"
 CHANGES = ("bad_utf8", "control_chars", "unwrapped", "truncated")
 
 _CONTROL = r"\x00-\x08\x0B\x0C\x0E-\x1F"
@@ -57,22 +60,26 @@ def clean_characters(text: Column) -> Column:
     return F.regexp_replace(F.make_valid_utf8(text), _CONTROLS, "")
 
 
-def clean(text: Column, rules: Rules) -> Column:
-    """All four steps; null stays null."""
-    unwrapped = _unwrapped(clean_characters(text), rules)
-    return _cut(unwrapped, rules) if rules.cut else unwrapped
+def with_clean_text(rows: DataFrame, text: str, where: Column, rules: Rules) -> DataFrame:
+    """Add `clean_text`, and `changed`: which of CHANGES were made, a struct of booleans.
 
-
-def changes(text: Column, rules: Rules) -> dict[str, Column]:
-    """Which steps change a text: name from CHANGES -> boolean."""
-    plain = clean_characters(text)
-    unwrapped = _unwrapped(plain, rules)
-    return {
-        "bad_utf8": ~F.is_valid_utf8(text),
-        "control_chars": F.make_valid_utf8(text).rlike(_CONTROLS),
-        "unwrapped": unwrapped != plain if rules.unwrap else F.lit(False),
+    All four steps are done where `where` holds. Elsewhere `clean_text` is the text as it is and `changed` is null. A null text stays null.
+    Each step is a column: nested, it would be written out and computed again for each use.
+    """
+    given, characters, unwrapped = F.col(text), F.col("characters"), F.col("unwrapped")
+    found = {
+        "bad_utf8": ~F.is_valid_utf8(given),
+        "control_chars": F.make_valid_utf8(given).rlike(_CONTROLS),
+        "unwrapped": unwrapped != characters if rules.unwrap else F.lit(False),
         "truncated": F.char_length(unwrapped) > rules.max_chars if rules.cut else F.lit(False),
     }
+    return (
+        rows.withColumn("characters", F.when(where, clean_characters(given)))
+        .withColumn("unwrapped", F.when(where, _unwrapped(characters, rules)))
+        .withColumn(CLEAN_TEXT, F.when(where, _cut(unwrapped, rules)).otherwise(given))
+        .withColumn(CHANGED, F.when(where, F.struct(*(found[change].alias(change) for change in CHANGES))))
+        .drop("characters", "unwrapped")
+    )
 
 
 def is_plain(value: Column) -> Column:
@@ -109,23 +116,14 @@ def is_blank(text: Column) -> Column:
     return F.when(starts_blank, F.btrim(text, F.lit(_SPACES)) == "").otherwise(F.coalesce(text == "", F.lit(True)))
 
 
-def let(value: Column, use: Callable[[Column], Column]) -> Column:
-    """`use(value)` with the value computed once and written once, where nesting would multiply expressions into millions."""
-    return F.element_at(F.transform(F.array(value), use), 1)
-
-
 def _unwrapped(text: Column, rules: Rules) -> Column:
     field = rules.unwrap
     if field is None:
         return text
-
-    def choose(text: Column) -> Column:
-        return let(
-            clean_characters(_field(text, field)),
-            lambda inner: F.when(inner.isNotNull() & _field(inner, field).isNull(), inner).otherwise(text),
-        )
-
-    return let(text, choose)
+    return _let(
+        clean_characters(_field(text, field)),
+        lambda inner: F.when(inner.isNotNull() & _field(inner, field).isNull(), inner).otherwise(text),
+    )
 
 
 def _field(text: Column, field: str) -> Column:
@@ -141,18 +139,25 @@ def _field(text: Column, field: str) -> Column:
     def read(plain: Column) -> Column:
         return F.when(F.trim(plain).startswith("{"), _json(plain, f"$[0]['{field}']"))
 
-    return let(let(F.trim(text), unescape), read)
+    return _let(_let(F.trim(text), unescape), read)
 
 
 def _json(text: Column, path: str) -> Column:
     """What a path finds in `[text]` if the text is one whole JSON value. Spark's JSON functions ignore what follows the first value."""
-    return let(
+    return _let(
         F.concat(F.lit("["), text, F.lit("]")),
         lambda listed: F.when(F.json_array_length(listed) == 1, F.get_json_object(listed, path)),
     )
 
 
+def _let(value: Column, use: Callable[[Column], Column]) -> Column:
+    """`use(value)` with the value computed once and written once, where nesting would multiply expressions into millions."""
+    return F.element_at(F.transform(F.array(value), use), 1)
+
+
 def _cut(text: Column, rules: Rules) -> Column:
+    if not rules.cut:
+        return text
     head = F.substring(text, 1, rules.max_chars)
     splits_a_word = ~F.substring(text, rules.max_chars + 1, 1).isin(*_SPACES)
     cut = F.when(splits_a_word, F.regexp_replace(head, _SPLIT_WORD, "")).otherwise(head)

@@ -17,8 +17,8 @@ from millrace.plan import Plan
 from millrace.records import FileRef, Manifest, ShardEntry
 from millrace.schemas import ROW_KEY, ROW_REQUEST, ROW_SKIP
 from millrace.spark import reuse
-from millrace.spark.cleaning import CHANGES
-from millrace.spark.requests import CHANGED, current_fingerprint, distinct_requests, row_columns, with_requests
+from millrace.spark.cleaning import CHANGED, CHANGES
+from millrace.spark.requests import current_fingerprint, distinct_requests, row_columns, with_requests
 from millrace.spark.session import derived_session, explain_rule_error
 from millrace.spark.sharding import bucket_count, file_refs, make_shards
 from millrace.spark.source import KEPT, check_keys, check_snapshot, read_source, to_rows

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -15,21 +18,18 @@ from millrace.prompts import TEXT as TEXT_PLACEHOLDER
 from millrace.prompts import renderer, row_placeholders
 from millrace.schemas import ROW_REQUEST, ROW_SKIP
 from millrace.spark.cleaning import (
-    CHANGES,
+    CLEAN_TEXT,
     Rules,
-    changes,
-    clean,
     clean_characters,
     is_blank,
     is_plain,
     is_reshaped,
-    let,
     may_change,
+    with_clean_text,
 )
 from millrace.spark.source import EXCLUDED, KEPT, TEXT, name
 
 INPUT = "input"
-CHANGED = "changed"
 
 
 def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
@@ -40,34 +40,18 @@ def with_requests(rows: DataFrame, plan: Plan) -> DataFrame:
     rules = Rules.of(plan.enrichment)
     names = row_placeholders(plan.decision.prompt.text)
     raw = {n: F.col(TEXT) if n == TEXT_PLACEHOLDER else F.col(KEPT)[n].cast("string") for n in names}
-    others = [value for n, value in raw.items() if n != TEXT_PLACEHOLDER]
-
-    def cleaned(values: Column) -> Column:
-        done = {n: clean(values[n], rules) if n == TEXT_PLACEHOLDER else clean_characters(values[n]) for n in names}
-        found = changes(values[TEXT_PLACEHOLDER], rules)
-        return F.struct(
-            done[TEXT_PLACEHOLDER].alias("text"),
-            to_json(done).alias(INPUT),
-            F.struct(*(found[c].alias(c) for c in CHANGES)).alias(CHANGED),
-        )
-
-    plain, dirty = ~is_reshaped(F.col(TEXT), rules), F.col("cleaned").isNotNull()
-    for value in raw.values():
-        plain = plain & is_plain(value)
+    others = {n: value for n, value in raw.items() if n != TEXT_PLACEHOLDER}
+    plain, dirty = F.col("plain"), F.col("dirty")
+    cleaned = {TEXT_PLACEHOLDER: F.col(CLEAN_TEXT)}
+    cleaned |= {n: F.when(dirty, clean_characters(value)).otherwise(value) for n, value in others.items()}
     return (
-        rows.withColumn("plain", plain)
-        .withColumn(
-            "cleaned", F.when(~F.col("plain") & may_change(F.col(TEXT), others, rules), let(_struct(raw), cleaned))
-        )
-        .withColumn("clean_text", F.when(dirty, F.col("cleaned.text")).otherwise(F.col(TEXT)))
-        .withColumn(
-            INPUT,
-            F.when(F.col("plain"), plain_json(raw)).when(dirty, F.col(f"cleaned.{INPUT}")).otherwise(to_json(raw)),
-        )
-        .withColumn(CHANGED, F.col(f"cleaned.{CHANGED}"))
-        .withColumn(ROW_SKIP, _skip_reason(F.col("clean_text"), rules))
+        rows.withColumn("plain", reduce(and_, map(is_plain, raw.values()), ~is_reshaped(F.col(TEXT), rules)))
+        .withColumn("dirty", ~plain & may_change(F.col(TEXT), list(others.values()), rules))
+        .transform(with_clean_text, TEXT, dirty, rules)
+        .withColumn(INPUT, F.when(plain, plain_json(raw)).otherwise(to_json(cleaned)))
+        .withColumn(ROW_SKIP, _skip_reason(F.col(CLEAN_TEXT), rules))
         .withColumn(ROW_REQUEST, F.when(F.col(ROW_SKIP).isNull(), request_id(current_fingerprint(plan))))
-        .drop("plain", "cleaned", "clean_text")
+        .drop("plain", "dirty", CLEAN_TEXT)
     )
 
 

@@ -25,7 +25,8 @@ from millrace.plan import Plan
 from millrace.proof import answer_files
 from millrace.records import FileRef
 from millrace.schemas import ANSWER, ROW_KEY, ROW_REQUEST, ROW_SKIP, spark_ddl
-from millrace.spark.requests import CHANGED, INPUT, current_fingerprint, with_requests
+from millrace.spark.cleaning import CHANGED
+from millrace.spark.requests import INPUT, current_fingerprint, with_requests
 from millrace.spark.session import in_spark, tasks_for
 from millrace.spark.sharding import file_refs
 
