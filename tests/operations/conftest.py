@@ -119,7 +119,12 @@ class Operations:
             "include_downstream": True,
             "only_failed": False,
         }
-        self.rest.post(f"/dags/{NAME}/clearTaskInstances", json=body).raise_for_status()
+        answer = self.rest.post(f"/dags/{NAME}/clearTaskInstances", json=body)
+        assert answer.is_success, f"{answer.text}\n{self._said_by('api-server')}"
+
+    def _said_by(self, component: str) -> str:
+        """The end of what one of Airflow's processes logged."""
+        return (self.checkout.site.logs / f"{component}.log").read_text()[-8000:]
 
     def respond(self, run_id: str, task: str, option: str) -> None:
         """Choose an option under Required Actions."""

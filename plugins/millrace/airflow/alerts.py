@@ -23,9 +23,10 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier
 from airflow.sdk.definitions.callback import SyncCallback
-from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+from airflow.sdk.definitions.deadline import DeadlineAlert
 from airflow.sdk.module_loading import import_string
 
+from millrace.airflow.first_queued import FirstQueued
 from millrace.errors import ConfigError, MillraceError
 from millrace.settings import Settings
 
@@ -162,14 +163,14 @@ def _is_first(run: str, context: Mapping[str, Any]) -> bool:
 
 
 def deadline(minutes: int | None) -> list[DeadlineAlert] | None:
-    """The deadline of an enrichment's runs, `publish_within_minutes` after they were queued.
+    """The deadline of an enrichment's runs, `publish_within_minutes` after they were first queued.
 
     Not after their logical date, which for a backfill lies far in the past.
     """
     if minutes is None:
         return None
     after = timedelta(minutes=minutes)
-    return [DeadlineAlert(DeadlineReference.DAGRUN_QUEUED_AT, after, SyncCallback(late), name="published in time")]
+    return [DeadlineAlert(FirstQueued(), after, SyncCallback(late), name="published in time")]
 
 
 def late(context: Mapping[str, Any]) -> None:
