@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from millrace.settings import Settings
 from millrace.spark.session import CLASS_ARCHIVE, submit_conf
-
-APPLICATION = Path(__file__).resolve().parents[1] / "scripts" / "archive_spark_classes.py"
+from scripts.archive_spark_classes import submit
 
 
 def ways() -> dict[str, str]:
@@ -44,12 +43,7 @@ def start(options: str) -> tuple[float, float]:
         return used.ru_utime + used.ru_stime
 
     began, before = time.monotonic(), cpu()
-    subprocess.run(
-        [Path(sys.executable).with_name("spark-submit"), "--driver-java-options", options, APPLICATION, "--work"],
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-        check=True,
-        capture_output=True,
-    )
+    submit(options)
     return time.monotonic() - began, cpu() - before
 
 

@@ -23,19 +23,23 @@ from millrace.spark.session import CLASS_ARCHIVE, start_session, submit_conf
 
 
 def archive() -> None:
-    """Run this file under spark-submit, as the steps are, in a JVM that writes the archive when it ends."""
+    """Run the application in a JVM that writes the archive when it ends."""
     CLASS_ARCHIVE.unlink(missing_ok=True)
     written = CLASS_ARCHIVE.with_suffix(".partial")
     conf = submit_conf(Settings.from_env().spark_apps, "1g", source_bytes=0)
     # The JVM would warn of each class that it leaves out.
-    options = f"{conf['spark.driver.extraJavaOptions']} -XX:ArchiveClassesAtExit={written} -Xlog:cds*=off"
+    submit(f"{conf['spark.driver.extraJavaOptions']} -XX:ArchiveClassesAtExit={written} -Xlog:cds*=off")
+    written.replace(CLASS_ARCHIVE)
+
+
+def submit(java_options: str) -> None:
+    """Run this file's application under spark-submit, as the steps are. Raises CalledProcessError when it fails."""
     spark_submit = Path(sys.executable).with_name("spark-submit")
     subprocess.run(
-        [spark_submit, "--master", "local[2]", "--driver-java-options", options, __file__, "--work"],
+        [spark_submit, "--master", "local[2]", "--driver-java-options", java_options, __file__, "--work"],
         env=os.environ | {"PYSPARK_PYTHON": sys.executable},
         check=True,
     )
-    written.replace(CLASS_ARCHIVE)
 
 
 def work(spark: SparkSession, folder: str) -> None:
